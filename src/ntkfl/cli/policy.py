@@ -39,7 +39,7 @@ noise_clients = 1         # of secure sums: clients whose noise counts, this one
 def new(path: File = Path("policy.toml")) -> None:
     """Write a policy to edit."""
     from ntkfl.errors import ConfigError
-    from ntkfl.privacy.policy import running_code
+    from ntkfl.federation.policy import running_code
 
     try:
         with open(path, "x") as file:
@@ -52,8 +52,8 @@ def new(path: File = Path("policy.toml")) -> None:
 @app.command()
 def show(path: File = Path("policy.toml")) -> None:
     """Print the policy, the runs, and what of ε is spent and left."""
+    from ntkfl.federation.policy import FOLDER, Policy
     from ntkfl.privacy.ledger import FILE, Ledger, spent_in_year
-    from ntkfl.privacy.policy import FOLDER, Policy
 
     policy = Policy.read(path)
     for name, value in policy.model_dump(exclude={"flower", "privacy"}).items():

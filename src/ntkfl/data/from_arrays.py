@@ -115,7 +115,7 @@ def _is_pair(value: tuple[Any, ...]) -> bool:
 
 
 def read_source(who: str, source: Source, tokens: bool = False) -> tuple[Tensor, Tensor]:
-    """A client's samples, checked: see `_checked_pair`."""
+    """A client's samples, checked: see `checked_pair`."""
     if isinstance(source, Dataset | DataLoader):
         if varies(source):
             warnings.warn(
@@ -124,10 +124,10 @@ def read_source(who: str, source: Source, tokens: bool = False) -> tuple[Tensor,
                 stacklevel=2,
             )
         source = read_torch(who, source)
-    return _checked_pair(who, source, tokens)
+    return checked_pair(who, source, tokens)
 
 
-def _checked_pair(who: str, pair: tuple[Array, Array], tokens: bool = False) -> tuple[Tensor, Tensor]:
+def checked_pair(who: str, pair: tuple[Array, Array], tokens: bool = False) -> tuple[Tensor, Tensor]:
     """x float32 (tokens: int64) [n, ...] and y (int64 [n] or float32 [n, d2]); copies: the originals may change."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise DataError(f"{who} must be a pair (x, y), a torch Dataset or a DataLoader, not {type(pair).__name__}")

@@ -17,21 +17,22 @@ from torch import Tensor, nn
 from ntkfl.crypto.context import bind
 from ntkfl.data.from_arrays import Array, checked_pair
 from ntkfl.data.torch_data import Pair, TorchData, read_torch, varies
-from ntkfl.errors import ConfigError, ModelError, TrustError
-from ntkfl.federation.build import build_method
-from ntkfl.federation.client import Batch, Client, SeededRandomness, check_data
+from ntkfl.errors import ConfigError, DataError, ModelError, TrustError
+from ntkfl.federation.client import Client, SeededRandomness
 from ntkfl.federation.feature_cache import feature_folder, split_frozen
+from ntkfl.federation.policy import Agreed, Site, Terms
 from ntkfl.federation.seeds import seeded_torch
 from ntkfl.flower import network
 from ntkfl.flower.records import FROZEN, Notes, content, note, notes_of, payload_of
 from ntkfl.methods import Method, State, Task
-from ntkfl.privacy.policy import Site, Terms
+from ntkfl.methods.base import kinds_of
 from ntkfl.privacy.randomness import KEY_BYTES, Randomness
 from ntkfl.tangent.parameters import eager, flatten, full_precision
 from ntkfl.wire import Message as WireMessage
 
 log = logging.getLogger("flwr")
-_STATE, _MEMORY = "ntkfl", "ntkfl.memory"  # records of `context.state`
+Batch = tuple[Tensor, Tensor]
+_STATE, _MEMORY, _SITE = "ntkfl", "ntkfl.memory", "ntkfl.site"  # records of `context.state`
 
 
 def reply(
@@ -69,10 +70,11 @@ def reply(
         return Message(content({}, through.hello(note(msg, "run", str))), reply_to=msg)
     question, terms = payload_of(msg), Terms.parse(note(msg, "terms", str))
     run, exchange = note(msg, "run", str), note(msg, "exchange", int)
-    site = Site.of(context.node_config, context.node_id, policy)
-    method = site.admit(terms, run, build_method, "" if through is None else through.digest)
-    if (method.shuffle or method.secure_sum or method.projected_dim is not None) and through is None:
-        raise ConfigError(f"{method.name} with these options needs a shuffler: give reply(…, through=…)")
+    site = Site.of(context.node_config, context.node_id, policy, context.state.setdefault(_SITE, ConfigRecord()))
+    agreed = site.admit(terms, run, "" if through is None else through.digest, seed is not None)
+    method, privacy = agreed
+    if network.needs_shuffler(privacy) and through is None:
+        raise ConfigError(f"{method.name} with these settings needs a shuffler: give reply(…, through=…)")
     key = _enter(context, run, terms)
     number = int(context.node_config.get("partition-id", context.node_id))
     drawn = _KeyedRandomness(key, number) if seed is None else SeededRandomness(seed, number)
@@ -83,13 +85,15 @@ def reply(
         asked = WireMessage.decode(question) if through is None else through.heed(question, run, terms)
 
         def answer() -> bytes:
-            x, y = _placed(*_read(data, batch), fitted, method, terms, through)
-            if (asked.round, exchange) == (1, 0) and not method.trains_locally and _changes(data, batch):
+            x, y = _placed(*_read(data, batch), fitted, agreed, terms, through)
+            if (asked.round, exchange) == (1, 0) and "update" not in kinds_of(method) and _changes(data, batch):
                 log.warning("samples change when they are read again: %s takes one draw of each a round", method.name)
-            trained, features = split_frozen(fitted, method, feature_folder())
+            trained, features = split_frozen(fitted, privacy, feature_folder())
             x = x if features is None else features(x)
-            task = Task(trained, terms.outputs, method.loss, label_smoothing=method.label_smoothing)
-            memory, rows = ContextMemory(context, (asked.round, exchange)), through and through.rows(method)
+            task = Task(trained, terms.outputs, method.loss, label_smoothing=method.label_smoothing, privacy=privacy)
+            task.example = x[:1] * 0, y[:1] * 0
+            memory = ContextMemory(context, (asked.round, exchange))
+            rows = None if through is None else through.rows(agreed)
             found = Client(number, task, method, lambda: (x, y), drawn, memory=memory, rows=rows).answer(asked)
             return found.encode() if through is None else through.seal(found, method, task, randomness)
 
@@ -146,13 +150,25 @@ def _fitted(model: nn.Module, method: Method, terms: Terms, msg: Message, contex
     return model
 
 
-def _placed(x: Tensor, y: Tensor, model: nn.Module, method: Method, terms: Terms, through: Any) -> Batch:
+def _check_fit(x: Tensor, y: Tensor, terms: Terms) -> None:
+    """`DataError` unless x is [n, *inputs], and y classes [n] below `outputs` or real [n, outputs]."""
+    if tuple(x.shape[1:]) != terms.inputs:
+        raise DataError(f"inputs of shape {list(x.shape[1:])}; the run's terms say {list(terms.inputs)}")
+    if y.is_floating_point() and y.shape[1] != terms.outputs:
+        raise DataError(f"targets of shape {list(y.shape)}; the run's terms say {terms.outputs} outputs")
+    if not y.is_floating_point() and not 0 <= int(y.min()) <= int(y.max()) < terms.outputs:
+        raise DataError(f"labels {int(y.min())} to {int(y.max())}; the run's terms say {terms.outputs} classes")
+
+
+def _placed(x: Tensor, y: Tensor, model: nn.Module, agreed: Agreed, terms: Terms, through: Any) -> Batch:
     """Samples as the network gets them: checked against the terms, in its precision, on its device, projected."""
-    check_data(x, y, terms.inputs, terms.outputs)
+    _check_fit(x, y, terms)
     like = flatten(model)
     x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
     y = y.to(like.device, like.dtype if y.is_floating_point() else y.dtype)
-    if method.projected_dim is not None and (projection := method.make_projection(through.run_secret(), terms.inputs)):
+    if agreed.privacy.projected_dim is not None:
+        projection = agreed.privacy.make_projection(through.run_secret(), terms.inputs)
+        assert projection is not None
         x = projection(x)
     if (outputs := network.outputs_of(model, x[:1])) != terms.outputs:
         raise ModelError(f"the model has {outputs} outputs; the run's terms say {terms.outputs}")

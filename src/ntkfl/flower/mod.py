@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from flwr.app import Array, Context, Message, RecordDict
 
 from ntkfl.errors import Refused
+from ntkfl.federation.policy import Guarded, Site
 from ntkfl.privacy.ledger import sha256
-from ntkfl.privacy.policy import Guarded, Site
 
 log = logging.getLogger("flwr")
 _HEADER = 64  # bytes by which numpy's headers of equal arrays may differ

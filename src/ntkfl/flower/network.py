@@ -10,8 +10,15 @@ from torch import Tensor, nn
 
 from ntkfl.errors import ModelError
 from ntkfl.methods import Method
+from ntkfl.methods.base import kinds_of
 from ntkfl.methods.batchnorm import statistics
+from ntkfl.privacy.settings import Privacy
 from ntkfl.tangent.parameters import trainable
+
+
+def needs_shuffler(privacy: Privacy) -> bool:
+    """Whether replies go past the server, or inputs are projected by what the key server alone tells clients."""
+    return privacy.shuffle or privacy.secure_sum or privacy.projected_dim is not None
 
 
 def frozen(model: nn.Module, method: Method) -> dict[str, Tensor]:
@@ -21,7 +28,7 @@ def frozen(model: nn.Module, method: Method) -> dict[str, Tensor]:
     nothing depends on it.
     """
     moving = {id(p) for p in trainable(model).values()}
-    if method.trains_locally:
+    if "update" in kinds_of(method):
         moving |= {id(buffer) for buffer in statistics(model).values()}
     own = model.state_dict(keep_vars=True)
     return {n: t.detach() for n, t in own.items() if id(t) not in moving and not n.endswith("num_batches_tracked")}

@@ -19,20 +19,19 @@ from functools import cached_property
 from pathlib import Path
 
 from flwr.app import Context
-from torch import Tensor
 
 from ntkfl.crypto.credentials import NAME_PATTERN
 from ntkfl.crypto.hpke import SEAL_BYTES, SigningKey
 from ntkfl.crypto.receipt import check_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import ConfigError, MessageError, Refused, TooFew, TrustError
+from ntkfl.federation.policy import Agreed, Terms
 from ntkfl.federation.secure_sum import SumSchema, mask_reply
-from ntkfl.federation.shuffled import Mixed, RowSchema, ShuffledTransport, seal_messages
+from ntkfl.federation.shuffled import Mixed, RowSchema, ShuffledTransport, seal_reply
 from ntkfl.federation.transport import Traffic
 from ntkfl.flower.records import content, payload_of
 from ntkfl.flower.transport import FlowerTransport
-from ntkfl.methods import ClientRound, Method, State, Task
-from ntkfl.privacy.policy import Terms
+from ntkfl.methods import Method, State, Task
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import Head, Question
@@ -115,9 +114,10 @@ class Shuffler:
         """ρ of the question's run, from the key server."""
         return self.identity.run_secret(self._asked.head.run)
 
-    def rows(self, method: Method) -> int | None:
+    def rows(self, agreed: Agreed) -> int | None:
         """Samples that this client uses in a round, at most; None: all."""
-        return self.peers.round.rows if method.sampled and not method.secure_sum else None
+        sampled = any(reply.sampled for reply in agreed.method.replies.values())
+        return self.peers.round.rows if sampled and not agreed.privacy.secure_sum else None
 
     def seal(self, answer: Message, method: Method, task: Task, randomness: Randomness) -> bytes:
         """What goes to the shuffler: rows, filled up to as many as all clients send and sealed one by one; or the seed
@@ -126,21 +126,20 @@ class Shuffler:
         """
         asked, batch = self._asked, self._asked.head.batch
         where = (bytes.fromhex(asked.head.sealing_key), self.peers.federation, asked.head.run, asked.announced)
-        if method.secure_sum:
-            if batch.key.exchange:
-                raise TrustError(f"round {batch.key.round} asks for a second sum over the same samples")
-            summand = method.summand(task, Message.decode(asked.message), answer)
-            schema = SumSchema.of(answer.kind, summand, self.peers.round.clients)
+        question = Message.decode(asked.message)
+        reply = method.replies[question.kind](answer.arrays, answer.halves)
+        if task.privacy.secure_sum:
+            addends = reply.addends(method, task, question)
+            schema = SumSchema.of(reply.kind, addends, self.peers.round.clients)
             if (batch.numbers, batch.row_bytes) != (schema.numbers, schema.sealed_bytes):
                 raise TrustError(f"round {batch.key.round} asks for {batch.numbers} numbers, not {schema.numbers}")
-            return mask_reply(schema.encode(summand, randomness), *where)
-        rows = method.split(answer)
-        count = self.peers.round.rows if answer.kind in method.sampled else 1
-        size = len(rows[0].encode()) + SEAL_BYTES
+            return mask_reply(schema.encode(addends, randomness), *where)
+        count, rows = self.peers.round.rows if reply.sampled else 1, reply.split()
+        size = len(rows[0].message(answer.round).encode()) + SEAL_BYTES
         if (batch.numbers, batch.max_rows, batch.row_bytes) != (0, count, size) or len(rows) > count:
             asks = f"{batch.max_rows} rows of {batch.row_bytes} bytes"
             raise TrustError(f"round {batch.key.round} asks for {asks}; this client has {len(rows)} of {size}")
-        return seal_messages(rows, count, *where)
+        return seal_reply(reply, answer.round, count, *where)
 
     def deliver(self, sealed: bytes) -> bytes:
         """The shuffler's receipt: it holds what was sealed, for the question that was heeded. May be repeated."""
@@ -163,10 +162,9 @@ class Shuffler:
         method: Method,
         terms: Terms,
         run: str,
-        sample: tuple[Tensor, Tensor],
     ) -> FlowerShuffler:
-        """Over Flower's nodes. `sample` is made up: x [1, …] as the network gets it, and its y."""
-        return FlowerShuffler(self, flower, task, method, terms, run, sample)
+        """Over Flower's nodes."""
+        return FlowerShuffler(self, flower, task, method, terms, run)
 
 
 class FlowerShuffler(ShuffledTransport):
@@ -180,9 +178,8 @@ class FlowerShuffler(ShuffledTransport):
         method: Method,
         terms: Terms,
         run: str,
-        sample: tuple[Tensor, Tensor],
     ) -> None:
-        self.peers, self.flower, self.terms, self.sample = shuffler.peers, flower, terms, sample
+        self.peers, self.flower, self.terms = shuffler.peers, flower, terms
         super().__init__(task, method, self.peers.federation, run)
         self.signer = SigningKey.load(shuffler.folder / "signing-key.pem")
         self.shuffler = ShufflerClient(shuffler.folder, self.peers, self.signer, run)
@@ -247,12 +244,8 @@ class FlowerShuffler(ShuffledTransport):
         return Mixed(rows, schema, announced, sum(map(len, rows)), masks)
 
     def _batch(self, key: BatchKey, message: Message, cohort: Sequence[int]) -> tuple[RowSchema | SumSchema, Batch]:
-        """What answers look like, by the answer to it for a made-up sample, and the batch that they make."""
-        (reply,) = self.method.answer(self.task, message, [ClientRound(0, *self.sample, Randomness.simulated(0))])
-        schema: RowSchema | SumSchema = RowSchema.of(self.method, reply)
-        if self.method.secure_sum:
-            summand = self.method.summand(self.task, message, reply)
-            schema = SumSchema.of(reply.kind, summand, self.peers.round.clients)
+        """What answers look like, and the batch that they make."""
+        schema = self.schema(message, self.peers.round.clients)
         agreed, names = self.peers.round, tuple(self._names[node] for node in cohort)
         numbers = schema.numbers if isinstance(schema, SumSchema) else 0
         least = max(agreed.least, self.terms.min_clients)

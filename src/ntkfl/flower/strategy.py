@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -21,18 +21,19 @@ from torch import nn
 
 from ntkfl.errors import ConfigError, Diverged, MessageError, NumericalError, RunFolderError, TooFew
 from ntkfl.federation import chance
-from ntkfl.federation.build import build_method
-from ntkfl.federation.evaluation import Score
+from ntkfl.federation.config import build_method
 from ntkfl.federation.feature_cache import split_frozen
+from ntkfl.federation.policy import Terms
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.server import Server, remarks
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.flower import network
 from ntkfl.flower.records import content, note
 from ntkfl.flower.transport import FlowerTransport
-from ntkfl.methods import Method, Task, batchnorm
-from ntkfl.privacy.policy import Terms
+from ntkfl.methods import Method, Robust, Task
+from ntkfl.methods.combinations import settle
 from ntkfl.privacy.randomness import Randomness
+from ntkfl.privacy.settings import Privacy
 from ntkfl.tangent.parameters import eager, flatten, full_precision
 from ntkfl.version import __version__
 
@@ -64,6 +65,8 @@ class Strategy(FedAvg):
         method: Method,
         model: nn.Module,
         *,
+        privacy: Privacy | None = None,
+        robust: Robust | Literal["on"] | None = "on",
         seed: int | None = None,
         checkpoint: Path | str | None = None,
         through: Any = None,
@@ -76,8 +79,9 @@ class Strategy(FedAvg):
             raise ConfigError(f"{method.name} moves samples, as a baseline of simulations: ntkfl.train(…) runs it")
         if "train_metrics_aggr_fn" in fedavg:
             raise ConfigError("train_metrics_aggr_fn has nothing to aggregate: replies of ntkfl hold no metrics")
-        if (method.shuffle or method.secure_sum or method.projected_dim is not None) and through is None:
-            raise ConfigError(f"{method.name} with these options needs a shuffler: give Strategy(…, through=…)")
+        self.privacy, self.robust = settle(method, privacy, robust)
+        if network.needs_shuffler(self.privacy) and through is None:
+            raise ConfigError(f"{method.name} with these settings needs a shuffler: give Strategy(…, through=…)")
         with eager(model) as own:
             self.model = copy.deepcopy(own)
         self.method, self.seed, self.through = method, seed, through
@@ -151,7 +155,7 @@ class Strategy(FedAvg):
             advice = f"; {chance.advice(self.method)}" if isinstance(error, NumericalError | Diverged) else ""
             log.warning("round %d changed nothing: %s%s", number, error, advice)
             return None, None
-        for line in remarks(record, timing):
+        for line in remarks(record):
             log.warning("round %d: %s", number, line)
         if self.folder:
             self.folder.append("history.jsonl", record)
@@ -191,19 +195,19 @@ class Strategy(FedAvg):
     def _make(self, inputs: tuple[int, ...], tokens: bool, real: bool) -> Server:
         """The server for samples of this shape, as far as its checkpoint has come."""
         method, seed, like = self.method, self.seed, flatten(self.model)
-        shape = (1, *method.model_input_shape(inputs))
+        shape = (1, *self.privacy.model_input_shape(inputs))
         x = torch.zeros(shape, dtype=torch.int64 if tokens else like.dtype, device=like.device)
         outputs = network.outputs_of(self.model, x)
-        trained, features = split_frozen(self.model, method, None, like.device)
-        task = Task(trained, outputs, method.loss, label_smoothing=method.label_smoothing)
+        trained, features = split_frozen(self.model, self.privacy, None, like.device)
+        smoothing, bounds = method.label_smoothing, {"privacy": self.privacy, "robust": self.robust}
+        task = Task(trained, outputs, method.loss, label_smoothing=smoothing, **bounds)  # type: ignore[arg-type]
         if seed is not None:
             task.randomness = lambda round: Randomness.simulated(seed, "server", round)
-        x = x if features is None else features(x)
-        method, lines = method.for_network(task, x)
-        for line in [*lines, *batchnorm.advice(method, task)]:
-            log.warning("%s", line)
+        y = torch.zeros(1, outputs, dtype=like.dtype) if real else torch.zeros(1, dtype=torch.int64)
+        task.example = x if features is None else features(x), y.to(x.device)
         terms = Terms.of(
             method,
+            self.privacy,
             rounds=self._rounds,
             min_clients=max(1, self.min_train_nodes),
             precision=str(like.dtype).removeprefix("torch."),
@@ -219,16 +223,14 @@ class Strategy(FedAvg):
         self._transport = FlowerTransport(self._grid, self._timeout, notes, frozen)
         transport: Transport = self._transport
         if self.through is not None:
-            y = torch.zeros(1, outputs, dtype=like.dtype) if real else torch.zeros(1, dtype=torch.int64)
-            transport = self.through.transport(self._transport, task, method, terms, run, (x, y.to(x.device)))
+            transport = self.through.transport(self._transport, task, method, terms, run)
         server = Server(
             self.model,
             task,
             method,
             transport,
-            _Elsewhere(),
+            None,
             clients_per_round=1,
-            seed=secrets.randbits(63) if seed is None else seed,
         )
         if self.folder:
             settings = {"ntkfl": __version__, "origin": self._origin, "rounds": self._rounds, "method": terms.method}
@@ -239,16 +241,6 @@ class Strategy(FedAvg):
             if tensors:
                 server.restore(tensors)
         return server
-
-
-class _Elsewhere:
-    """The evaluator of a server whose clients and `evaluate_fn` measure the model themselves."""
-
-    def constant(self, task: Task) -> None:
-        return None
-
-    def measure(self, *_: Any) -> tuple[Score, dict[str, Any]]:
-        return Score(None, None, 0), {}
 
 
 def metrics(record: Record) -> MetricRecord:

@@ -82,7 +82,6 @@ class FlowerTransport(Transport):
             except MessageError as error:
                 self._fail(node, str(error), traffic)
         traffic.client_seconds += time.perf_counter() - began
-        traffic.heard(len(self.nodes), len(self.nodes) - len(traffic.failed))
         if not found:
             why = "; ".join(f"node {node}: {reason}" for node, reason in list(traffic.failed.items())[:3])
             raise TooFew(f"none of {len(self.nodes)} nodes answered: {why}")

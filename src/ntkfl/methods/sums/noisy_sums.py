@@ -27,6 +27,7 @@ from ntkfl.methods.task import ClientRound, State, Task, check_finite
 from ntkfl.privacy.discrete_gaussian import discrete_gaussians
 from ntkfl.privacy.randomness import Purpose, Randomness
 from ntkfl.privacy.settings import Privacy
+from ntkfl.privacy.sum_accounting import Release
 from ntkfl.privacy.sum_noise import COUNT, GRAINS, ROUNDING, SumBudget, integer_change, to_integers
 from ntkfl.wire.message import Message
 
@@ -90,9 +91,14 @@ class NoisySums(Method):
     grains: ClassVar[int] = GRAINS  # integers that a norm of 1 becomes
     rounding: ClassVar[float] = ROUNDING  # by which norms may be off
 
-    def once(self, task: Task) -> float:
-        """The part of the budget for what the first round alone releases."""
+    @property
+    def first_share(self) -> float:
+        """The part of the budget for what the first round alone releases, at most: `once` says whether there is any."""
         return 0.0
+
+    def once(self, task: Task) -> float:
+        """The part of the budget for what the first round alone releases of this network."""
+        return self.first_share
 
     @property
     def step_size(self) -> tuple[str, float, float] | None:
@@ -110,6 +116,13 @@ class NoisySums(Method):
         """The largest integer that a client contributes to an array: cut there for the fixed point, not for privacy."""
 
     # -- How wide the noise is, and what it costs --------------------------------------------------------------------
+
+    def releases(self, privacy: Privacy, rounds: int) -> list[Release]:
+        """ρ of so many rounds, at most, by the noise of `noise_clients` clients; none without ε."""
+        if privacy.epsilon is None:
+            return []
+        shared = (self.first_share, privacy.noise_clients, privacy.sampling_rate)
+        return SumBudget(privacy.epsilon, privacy.delta, privacy.budget_rounds, *shared).releases(rounds)
 
     def budget(self, task: Task) -> SumBudget | None:
         """None without ε."""

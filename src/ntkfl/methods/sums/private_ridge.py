@@ -67,7 +67,8 @@ class PrivateRidge(NoisySums):
     gram_share: float = Field(0.5, gt=0, lt=1, description="part of the budget for G; the rest is for C")
     penalty: float = Field(0.3, ge=0, description="λ, in units of the largest eigenvalue of G's noise")
 
-    def once(self, task: Task) -> float:
+    @property
+    def first_share(self) -> float:
         return self.gram_share
 
     def limit(self, privacy: Privacy, name: str) -> float:

@@ -1,7 +1,7 @@
 """A site decides what leaves it: a run's terms, the site's policy.toml, and the site that holds one against the other.
 
     site = Site.of(context.node_config, context.node_id, memory=…)
-    method = site.admit(Terms.parse(text), run, build_method)       # or a refusal, in one line
+    method, privacy = site.admit(Terms.parse(text), run)            # or a refusal, in one line
     reply = site.release(run, round, exchange, question, answer)    # in the ledger before it is returned
 
 ε is the site's own: it follows from the noise that this site adds by the terms, for a record of this site, at the
@@ -18,13 +18,19 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from ntkfl.errors import ConfigError, MessageError, Refused
-from ntkfl.options import Options, written
+from ntkfl.federation.config import build_method, describe_method
+from ntkfl.methods import Method
+from ntkfl.methods.base import adds_noise, kinds_of
+from ntkfl.methods.combinations import settle
+from ntkfl.methods.sums.noisy_sums import NoisySums
+from ntkfl.options import Options
 from ntkfl.privacy.ledger import Ledger, LedgerEntry, MemoryLedger, sha256, spent_in_year
+from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sum_accounting import spent
 from ntkfl.safe_parse import parse_json, read_toml
 from ntkfl.user_code import is_code
@@ -33,23 +39,22 @@ SENT = {
     "rows": "rows of samples (Jacobian, output, label)",
     "updates": "changes of weights after local training",
     "sums": "sums over samples",
-    "samples": "samples themselves",
 }
 FLOWER = "flower"  # in `methods`: an ordinary Flower app, whose replies `ntkfl.flower.guard` checks
 ENVIRONMENT, FOLDER = "NTKFL_POLICY", "ledger"
 _DIGEST = "^(sha256:[0-9a-f]{64})?$"
 _MOST_BYTES, _EXCHANGES = 16_384, 8  # of terms; in a round, on average
 _SLACK = 1e-9  # ε is found by bisection
-Build = Callable[[Mapping[str, Any]], Any]  # federation.build.build_method
 
 
 class Terms(Options):
     """What a run asks of a client. It travels with every question, as text; its digest stands for it.
 
-    Noise, secure sums and shuffling are options of the method, and every option is spelled out.
+    Every option is spelled out, so that no default of the client's code decides anything.
     """
 
     method: dict[str, Any] = Field(description="name and every option")
+    privacy: dict[str, Any] = Field(description="every setting of [privacy]")
     rounds: int = Field(ge=1, le=1_000_000)
     min_clients: int = Field(1, ge=1, description="clients in a round, at least")
     precision: Literal["float32", "float64"] = "float32"
@@ -58,15 +63,15 @@ class Terms(Options):
     shuffler: str = Field("", pattern=_DIGEST, description="digest of the key that replies are sealed for, if any")
 
     @staticmethod
-    def of(method: Any, **terms: Any) -> Terms:
+    def of(method: Method, privacy: Privacy, **terms: Any) -> Terms:
         """The terms of a method; `ConfigError` where they ask for more rounds, or fewer clients, than ε is for."""
-        found = Terms(method={"name": method.name} | written(method), **terms)
-        if noisy(method) and found.rounds > method.budget_rounds:
+        found = Terms(method=describe_method(method), privacy=privacy.model_dump(mode="json"), **terms)
+        if noisy(privacy) and found.rounds > privacy.budget_rounds:
             raise ConfigError(
-                f"ε of {method.name} is for {method.budget_rounds} rounds, and the run has {found.rounds}"
+                f"ε of {method.name} is for {privacy.budget_rounds} rounds, and the run has {found.rounds}"
             )
-        if noisy(method) and method.secure_sum and found.min_clients < method.noise_clients:
-            raise ConfigError(f"ε counts on {method.noise_clients} clients: min_clients is {found.min_clients}")
+        if noisy(privacy) and privacy.secure_sum and found.min_clients < privacy.noise_clients:
+            raise ConfigError(f"ε counts on {privacy.noise_clients} clients: min_clients is {found.min_clients}")
         return found
 
     @staticmethod
@@ -98,9 +103,22 @@ def _refused(why: str) -> Refused:
     return Refused("policy", why)
 
 
-def noisy(method: Any) -> bool:
-    """Whether clients add noise of the method's to what they send."""
-    return bool(method.adds_noise and method.epsilon is not None and getattr(method, "noise_by", "") != "server")
+class Agreed(NamedTuple):
+    """What a run's terms build: its method, and what its clients do to hide."""
+
+    method: Method
+    privacy: Privacy
+
+    @property
+    def kinds(self) -> list[str]:
+        """What clients send, in the words of a policy."""
+        kinds = {"update": "updates"}
+        return sorted(kinds.get(kind, kind) for kind in kinds_of(self.method))
+
+
+def noisy(privacy: Privacy) -> bool:
+    """Whether clients add noise to what they send."""
+    return privacy.epsilon is not None and privacy.noise_by == "clients"
 
 
 class Limits(Options):
@@ -154,44 +172,47 @@ class Policy(Options):
             if name not in self.methods and (library or module not in sys.modules):
                 raise _refused(f"the terms name code of this site's, {name!r}: import its module in the app")
 
-    def check(self, terms: Terms, method: Any) -> None:
-        """Refuse terms that this policy does not allow, in one line; `method` is what they build."""
-        name, kind = method.name, method.shows
-        if name not in self.methods and kind not in self.methods:
-            raise _refused(f"{name} sends {kind}, and the policy allows {', '.join(self.methods)}")
+    def check(self, terms: Terms, agreed: Agreed) -> None:
+        """Refuse terms that this policy does not allow, in one line; `agreed` is what they build."""
+        name, kinds, privacy = agreed.method.name, agreed.kinds, agreed.privacy
+        if name not in self.methods and not set(kinds) <= set(self.methods):
+            raise _refused(f"{name} sends {' and '.join(kinds)}, and the policy allows {', '.join(self.methods)}")
         if terms.min_clients < self.min_clients:
             raise _refused(f"rounds of {terms.min_clients} clients, and the policy asks for {self.min_clients}")
-        if self.secure_sum == "required" and not method.secure_sum:
+        if self.secure_sum == "required" and not privacy.secure_sum:
             raise _refused(f"{name} comes without secure sums, which the policy requires")
-        if self.shuffler and (method.secure_sum or method.shuffle) and terms.shuffler != self.shuffler:
+        if self.shuffler and (privacy.secure_sum or privacy.shuffle) and terms.shuffler != self.shuffler:
             raise _refused(f"the shuffler is {terms.shuffler or 'unnamed'}, not the policy's {self.shuffler}")
-        if self.privacy is None or (not method.adds_noise and name in self.methods):
+        if self.privacy is None or (not adds_noise(agreed.method) and name in self.methods):
             return
-        epsilon = self.epsilon(method, terms.rounds)
+        epsilon = self.epsilon(agreed, terms.rounds)
         if epsilon is None:
-            raise _refused(f"{name} sends {kind} without noise of this site's: no ε, which [privacy] limits")
+            raise _refused(
+                f"{name} sends {' and '.join(kinds)} without noise of this site's: no ε, which [privacy] limits"
+            )
         if epsilon > self.privacy.epsilon_per_run + _SLACK:
             raise _refused(
                 f"ε would be {epsilon:.4g} at δ = {self.privacy.delta:g} for a record of this site by the noise that "
                 f"counts here, above epsilon_per_run = {self.privacy.epsilon_per_run:g}",
             )
 
-    def delta(self, method: Any) -> float:
-        return self.privacy.delta if self.privacy else float(method.delta)
+    def delta(self, agreed: Agreed) -> float:
+        return self.privacy.delta if self.privacy else agreed.privacy.delta
 
-    def epsilon(self, method: Any, answers: int) -> float | None:
+    def epsilon(self, agreed: Agreed, answers: int) -> float | None:
         """ε of a record after so many answers; None where this site adds no noise.
 
         ρ of a release falls with the number of clients whose noise counts. Those of others count in a secure sum
         alone: elsewhere the server sees this site's reply. Noise that hides a whole client, whose contribution is
         nothing or of norm 1, is for half of what a record may do, which can turn that around: four times ρ.
         """
-        if not noisy(method):
+        method, own = agreed
+        if not noisy(own) or not isinstance(method, NoisySums):
             return None
-        counted = self.privacy.noise_clients if self.privacy and method.secure_sum else 1
-        worse = method.noise_clients / min(counted, method.noise_clients)
-        worse *= 4 if getattr(method, "unit", "record") == "client" else 1
-        return spent([(worse * rho, times) for rho, times in method.releases(answers)], self.delta(method))
+        counted = self.privacy.noise_clients if self.privacy and own.secure_sum else 1
+        worse = own.noise_clients / min(counted, own.noise_clients)
+        worse *= 4 if own.unit == "client" else 1
+        return spent([(worse * rho, times) for rho, times in method.releases(own, answers)], self.delta(agreed))
 
 
 class Site:
@@ -202,7 +223,7 @@ class Site:
     def __init__(self, policy: Policy | None, ledger: Ledger, node: str = "") -> None:
         self.policy, self.ledger, self.node = policy or Policy(methods=tuple(SENT)), ledger, node
         self.simulated = policy is None
-        self._admitted: dict[str, tuple[Terms, Any]] = {}
+        self._admitted: dict[str, tuple[Terms, Agreed]] = {}
 
     @staticmethod
     def of(
@@ -223,36 +244,38 @@ class Site:
         folder = path.parent / FOLDER / str(node_config.get("partition-id", ""))
         return Site(Policy.read(path), Ledger(folder), str(node))
 
-    def admit(self, terms: Terms, run: object, build: Build, shuffler: str = "", seeded: bool = False) -> Any:
-        """The method of the terms, if the policy allows them; once per run it prints what is about to be promised.
+    def admit(self, terms: Terms, run: object, shuffler: str = "", seeded: bool = False) -> Agreed:
+        """What the terms build, if the policy allows them; once per run it prints what is about to be promised.
 
         `shuffler` is the digest of the key that replies will be sealed for, `seeded` whether noise follows from a seed.
         """
         if not (0 < len(str(run)) <= 64 and str(run).isprintable()):  # the server's word, for logs and files of ours
             raise _refused(f"a run called {str(run)[:64]!r}: at most 64 printable characters are a name")
         self.policy.check_code(terms)
-        method = build(terms.method)
-        if Terms.of(method, **terms.model_dump(exclude={"method"})) != terms:
+        method = build_method(terms.method)
+        agreed = Agreed(method, settle(method, Privacy(**terms.privacy))[0])
+        privacy = agreed.privacy
+        if Terms.of(method, privacy, **terms.model_dump(exclude={"method", "privacy"})) != terms:
             raise _refused(f"the terms leave options of {method.name} out, or call it by another name")
-        sealed = method.secure_sum or method.shuffle
+        sealed = privacy.secure_sum or privacy.shuffle
         if terms.shuffler != shuffler or (sealed and not shuffler and not self.simulated):
             raise _refused(f"replies go through {shuffler or 'no shuffler'}; terms: {terms.shuffler or 'none'}")
-        if seeded and noisy(method) and not self.simulated:
+        if seeded and noisy(privacy) and not self.simulated:
             raise _refused("noise that follows from a seed hides nothing: leave seed out of reply(…)")
-        self.policy.check(terms, method)
+        self.policy.check(terms, agreed)
         self._check_running_code()
-        self._admitted[str(run)] = terms, method
+        self._admitted[str(run)] = terms, agreed
         with self.ledger.locked():
             known = [entry for entry in self.ledger.entries if entry.run == str(run)]
             if known and known[0].terms != terms.digest:
                 raise _refused(f"the terms of run {run} changed: {known[0].terms[:12]}…, {terms.digest[:12]}…")
             if not known:
-                epsilon = self.policy.epsilon(method, terms.rounds)
+                epsilon = self.policy.epsilon(agreed, terms.rounds)
                 left = self._left(str(run), epsilon or 0.0)
-                self.ledger.append(self._entry("terms", str(run), terms, method))
+                self.ledger.append(self._entry("terms", str(run), terms, agreed))
                 if not self.simulated:
-                    print(self._promise(str(run), terms, method, epsilon, left), flush=True)
-        return method
+                    print(self._promise(str(run), terms, agreed, epsilon, left), flush=True)
+        return agreed
 
     def release(self, run: object, round: int, exchange: int, question: bytes, make: Callable[[], bytes]) -> bytes:
         """The reply to a question, made by `make`, kept and entered in the ledger before it is returned.
@@ -263,7 +286,7 @@ class Site:
         """
         if str(run) not in self._admitted:
             raise _refused(f"run {run} has not been admitted")
-        terms, method = self._admitted[str(run)]
+        terms, agreed = self._admitted[str(run)]
         name, reply = f"{round}-{exchange}", None
         while True:
             with self.ledger.locked():
@@ -274,12 +297,12 @@ class Site:
                     if reply is not None and sha256(reply) != same[0].reply:
                         raise _refused(f"round {round} of run {run} was answered, and its reply is gone")
                 else:
-                    epsilon = self._next(terms, method, str(run), round, past)
+                    epsilon = self._next(terms, agreed, str(run), round, past)
                     if reply is not None:
                         self.ledger.keep(str(run), name, reply, first=not past or past[-1].round < round)
                         asked = {"round": round, "exchange": exchange, "question": sha256(question)}
                         told = {"epsilon": epsilon, "bytes": len(reply), "reply": sha256(reply)}
-                        self.ledger.append(self._entry("reply", str(run), terms, method, **asked, **told))
+                        self.ledger.append(self._entry("reply", str(run), terms, agreed, **asked, **told))
                 if reply is not None:
                     return reply
             reply = make()  # takes long, and others may need the ledger
@@ -307,20 +330,20 @@ class Site:
         if entry.node != self.node:
             raise _refused(f"{where} was answered by node {entry.node}: give each SuperNode a policy folder")
 
-    def _next(self, terms: Terms, method: Any, run: str, round: int, past: list[LedgerEntry]) -> float | None:
+    def _next(self, terms: Terms, agreed: Agreed, run: str, round: int, past: list[LedgerEntry]) -> float | None:
         """ε of the run after one more answer, where there may be one."""
         if not 1 <= round <= terms.rounds:
             raise _refused(f"round {round} is asked for, and the terms are for {terms.rounds} rounds")
         if past and round < past[-1].round:
             raise _refused(f"round {round} is asked for after round {past[-1].round}")
-        if not noisy(method):
+        if not noisy(agreed.privacy):
             if len(past) >= _EXCHANGES * terms.rounds:
                 raise _refused(f"{len(past)} questions in {terms.rounds} rounds were answered: no more are")
             return None
         # One answer for each of the terms' rounds, in their order, so never more than ε is for: see Terms.of.
         if past and past[-1].round == round:
-            raise _refused(f"{method.name} answers once in a round, and round {round} was answered")
-        epsilon = self.policy.epsilon(method, len(past) + 1)
+            raise _refused(f"{agreed.method.name} answers once in a round, and round {round} was answered")
+        epsilon = self.policy.epsilon(agreed, len(past) + 1)
         self._left(run, epsilon or 0.0)
         return epsilon
 
@@ -335,25 +358,28 @@ class Site:
             raise _refused(f"{year}, and the run takes {epsilon:.3g}")
         return left - epsilon
 
-    def _promise(self, run: str, terms: Terms, method: Any, epsilon: float | None, left: float) -> str:
+    def _promise(self, run: str, terms: Terms, agreed: Agreed, epsilon: float | None, left: float) -> str:
         """Three lines: what is sent, who sees it, what of ε it takes."""
         clients = f"at least {terms.min_clients} clients"
         seen = "this site's replies as they are"
-        if method.shuffle:
+        if agreed.privacy.shuffle:
             seen = f"rows of {clients}, without senders"
-        if method.secure_sum:
+        if agreed.privacy.secure_sum:
             seen = f"the total of {clients}, unless server and shuffler collude"
         cost = "no noise, so no ε: replies may reveal records"
         if epsilon is not None:
-            cost = f"ε = {epsilon:.3g} at δ = {self.policy.delta(method):g} for a record of this site"
+            cost = f"ε = {epsilon:.3g} at δ = {self.policy.delta(agreed):g} for a record of this site"
             cost += f"; {left:.3g} are left this year" if self.policy.privacy else "; the policy sets no limit"
-        sent = f"run {run} is accepted: {method.name}, {terms.rounds} rounds, sends {SENT[method.shows]}"
+        sent = f"run {run} is accepted: {agreed.method.name}, {terms.rounds} rounds, sends "
+        sent += " and ".join(SENT[kind] for kind in agreed.kinds)
         return f"policy: {sent}\npolicy: the server sees {seen}\npolicy: {cost}"
 
-    def _entry(self, what: Literal["terms", "reply"], run: str, terms: Terms, method: Any, **told: Any) -> LedgerEntry:
+    def _entry(
+        self, what: Literal["terms", "reply"], run: str, terms: Terms, agreed: Agreed, **told: Any
+    ) -> LedgerEntry:
         if told.get("epsilon") is not None:
-            told["delta"] = self.policy.delta(method)
-        told |= {"time": _clock(), "node": self.node, "terms": terms.digest, "method": method.name}
+            told["delta"] = self.policy.delta(agreed)
+        told |= {"time": _clock(), "node": self.node, "terms": terms.digest, "method": agreed.method.name}
         return LedgerEntry(what=what, run=run, **told)
 
     def _check_running_code(self) -> None:
