@@ -80,14 +80,15 @@ def run(
     start: Mapping[str, Any] | None = None,
     **how: Any,
 ) -> Result:
-    strategy = Strategy(method, make(), seed=seed, checkpoint=checkpoint, fraction_evaluate=0.0, **how)
+    given = {"robust": None, "seed": seed, "checkpoint": checkpoint, "fraction_evaluate": 0.0} | how
+    strategy = Strategy(method, make(), **given)
     return strategy.start(grid, ArrayRecord(make().state_dict()), rounds, timeout=2, **(start or {}))
 
 
 def in_process(
-    method: Method, make: Callable[[], nn.Module], clients: list[tuple[Tensor, Tensor]], rounds: int = 3
+    method: Method, make: Callable[[], nn.Module], clients: list[tuple[Tensor, Tensor]], rounds: int = 3, **how: Any
 ) -> Weights:
-    return ntkfl.train(make(), federated(clients), method, rounds=rounds, seed=SEED, callbacks=[]).model.state_dict()
+    return ntkfl.train(make(), federated(clients), method, rounds=rounds, seed=SEED, callbacks=[], **how).model.state_dict()
 
 
 def weights(result: Result) -> Weights:
