@@ -88,7 +88,9 @@ def run(
 def in_process(
     method: Method, make: Callable[[], nn.Module], clients: list[tuple[Tensor, Tensor]], rounds: int = 3, **how: Any
 ) -> Weights:
-    return ntkfl.train(make(), federated(clients), method, rounds=rounds, seed=SEED, callbacks=[], **how).model.state_dict()
+    return ntkfl.train(
+        make(), federated(clients), method, rounds=rounds, seed=SEED, callbacks=[], **how
+    ).model.state_dict()
 
 
 def weights(result: Result) -> Weights:

@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from ntkfl.methods import CPNTKFL
+from ntkfl.methods import Privacy
 from tests.services.federation import federation
 
 FIVE = 5
 ROOT, BIN = Path(__file__).parents[2], Path(sys.executable).parent
-METHOD = CPNTKFL(projected_dim=6, projection="gaussian", subsample_rate=0.8, sparsity=0.5)
+PRIVACY = Privacy(projected_dim=6, projection="gaussian", subsample_rate=0.8, sparsity=0.5)
 
 
 def net() -> nn.Module:

@@ -15,7 +15,7 @@ import ntkfl
 from ntkfl.errors import ConfigError
 from ntkfl.flower import Shuffler, Strategy, reply
 from ntkfl.flower.records import content
-from ntkfl.methods import CPNTKFL, Method, SumNTKFL
+from ntkfl.methods import CPNTKFL, Method, Privacy, SumNTKFL
 from ntkfl.privacy.projection import RunSecret
 from tests.flower.grids import LocalGrid
 from tests.services.federation import Federation, federation
@@ -56,10 +56,12 @@ def weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-def played(made: Federation, method: Method, model: Callable[[], nn.Module] = net) -> torch.Tensor:
+def played(made: Federation, method: Method, privacy: Privacy, model: Callable[[], nn.Module] = net) -> torch.Tensor:
     strategy = Strategy(
         method,
         model(),
+        privacy=privacy,
+        robust=None,
         seed=5,
         through=Shuffler(made.folder / "aggregator"),
         min_train_nodes=CLIENTS,
@@ -73,40 +75,56 @@ def played(made: Federation, method: Method, model: Callable[[], nn.Module] = ne
     return weights(ended)
 
 
-def simulated(method: Method, model: Callable[[], nn.Module] = net) -> torch.Tensor:
+def simulated(method: Method, privacy: Privacy, model: Callable[[], nn.Module] = net) -> torch.Tensor:
     data = ntkfl.data.from_clients(pairs(), test=pairs()[0], classes=3)
-    return weights(ntkfl.train(model(), data, method, rounds=ROUNDS, seed=5, callbacks=[]).model)
+    run = ntkfl.train(model(), data, method, privacy=privacy, rounds=ROUNDS, seed=5, callbacks=[])
+    return weights(run.model)
 
 
 def test_a_secure_sum_ends_where_the_simulation_ends(tmp_path: Path) -> None:
-    method = SumNTKFL(secure_sum=True)
+    how = SumNTKFL(), Privacy(secure_sum=True)
     with federation(tmp_path, CLIENTS) as made:
-        assert torch.allclose(played(made, method), simulated(method), atol=1e-6)
+        assert torch.allclose(played(made, *how), simulated(*how), atol=1e-6)
+
+
+def test_a_second_sum_of_the_same_clients_ends_there_too(tmp_path: Path) -> None:
+    """Factors of a convolution are rough: its step is measured in a second exchange, by the clients of the first."""
+    how = SumNTKFL(), Privacy(secure_sum=True), convolution
+    with federation(tmp_path, CLIENTS) as made:
+        assert torch.allclose(played(made, *how), simulated(*how), atol=1e-6)
+
+
+def convolution() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 3, 4)), nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(18, 3)
+    ).double()
 
 
 def test_shuffled_rows_with_a_projection_end_where_the_simulation_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ρ is the key server's; the simulation is given the same."""
-    method = CPNTKFL(projected_dim=6, projection="gaussian", subsample_rate=1.0, sparsity=0.5)
+    privacy = Privacy(projected_dim=6, projection="gaussian", subsample_rate=1.0, sparsity=0.5)
 
     def small() -> nn.Module:
         torch.manual_seed(3)
         return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
 
     with federation(tmp_path, CLIENTS) as made:
-        found = played(made, method, small)
+        found = played(made, CPNTKFL(), privacy, small)
         (run,) = (path.stem[4:] for path in (made.folder / "shuffler").glob("run-*.sqlite"))
         secret = made.client("client-0").identity.run_secret(run)
         assert secret.seed.reveal() == made.client("client-1").identity.run_secret(run).seed.reveal()
     monkeypatch.setattr(RunSecret, "simulated", lambda seed: secret)
-    assert torch.allclose(found, simulated(method, small), atol=1e-9)
+    assert torch.allclose(found, simulated(CPNTKFL(), privacy, small), atol=1e-9)
 
 
 def strategy_of(made: Federation, **how: object) -> Strategy:
     through = Shuffler(made.folder / "aggregator")
     sampling = {"min_train_nodes": CLIENTS, "min_available_nodes": CLIENTS, "fraction_evaluate": 0.0}
-    return Strategy(SumNTKFL(secure_sum=True), net(), seed=5, through=through, **(sampling | how))  # type: ignore[arg-type]
+    privacy = Privacy(secure_sum=True)
+    return Strategy(SumNTKFL(), net(), privacy=privacy, seed=5, through=through, **(sampling | how))  # type: ignore[arg-type]
 
 
 def rounds_played(strategy: Strategy, grid: LocalGrid, rounds: int) -> list[int]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ntkfl.crypto.context import bind
 from ntkfl.data.from_arrays import Array, checked_pair
 from ntkfl.data.torch_data import Pair, TorchData, read_torch, varies
-from ntkfl.errors import ConfigError, DataError, ModelError, TrustError
+from ntkfl.errors import ConfigError, DataError, ModelError
 from ntkfl.federation.client import Client, SeededRandomness
 from ntkfl.federation.feature_cache import feature_folder, split_frozen
 from ntkfl.federation.policy import Agreed, Site, Terms
@@ -75,7 +75,7 @@ def reply(
     method, privacy = agreed
     if network.needs_shuffler(privacy) and through is None:
         raise ConfigError(f"{method.name} with these settings needs a shuffler: give reply(…, through=…)")
-    key = _enter(context, run, terms)
+    key = _enter(context, run)
     number = int(context.node_config.get("partition-id", context.node_id))
     drawn = _KeyedRandomness(key, number) if seed is None else SeededRandomness(seed, number)
     with full_precision(), eager(model) as own:
@@ -105,16 +105,14 @@ def reply(
     return Message(content({}, payload if through is None else through.deliver(payload)), reply_to=msg)
 
 
-def _enter(context: Context, run: str, terms: Terms) -> bytes:
-    """This client's key for the run. Another run's memory is dropped; terms that change within one are refused."""
+def _enter(context: Context, run: str) -> bytes:
+    """This client's key for the run. Another run's memory is dropped."""
     state = context.state.config_records.get(_STATE, ConfigRecord())
     if state.get("run") != run:
         for name in {_MEMORY, FROZEN} & context.state.keys():
             del context.state[name]
-        state = ConfigRecord({"run": run, "terms": terms.digest, "key": os.urandom(KEY_BYTES)})
+        state = ConfigRecord({"run": run, "key": os.urandom(KEY_BYTES)})
         context.state[_STATE] = state
-    elif state["terms"] != terms.digest:
-        raise TrustError("the run's terms are others than those that it began with")
     return bytes(state["key"])  # type: ignore[arg-type]
 
 
