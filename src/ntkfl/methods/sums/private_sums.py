@@ -100,7 +100,7 @@ class PrivateSums(NoisySums):
         return whitened_layers(task) if ASKS in question.arrays else {}
 
     def limit(self, privacy: Privacy, name: str) -> float:
-        """Per record at most GRAINS, and of the gradient, one of whose numbers is far below its clip, a tenth of that."""
+        """Per record at most GRAINS; of the gradient, one of whose numbers is far below its clip, a tenth of that."""
         if privacy.unit == "client":
             return float(GRAINS)
         per_record = {GRADIENT: GRAINS * _GRADIENT_LIMIT, SAMPLES: COUNT}.get(name, GRAINS)
