@@ -38,13 +38,12 @@ from torch import nn
 import ntkfl
 from ntkfl.data.files import from_file
 from ntkfl.errors import NTKFLError
-from ntkfl.federation.build import build_method, build_network, spelled_out
+from ntkfl.federation.build import build_network, spelled_out
 from ntkfl.federation.config import RunConfig
-from ntkfl.federation.round_driver import drive
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import execute
-from ntkfl.methods import METHODS, ClientRound, Method, Task
-from ntkfl.methods.batchnorm import answer
+from ntkfl.methods import METHODS, ClientRound, Method, Privacy, State, Task
+from ntkfl.methods.combinations import settle
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.report.page import render
 from ntkfl.report.runs import find
@@ -254,7 +253,7 @@ def messages(scratch: Path) -> Iterator[Target]:
 
 ROUNDS: dict[str, dict[str, Any]] = {
     "ntk-fl": {"steps": (5.0, 20.0, 50.0, 200.0, 1000.0, 4000.0)},
-    "cp-ntk-fl": {"shuffle": False, "projected_dim": None},
+    "cp-ntk-fl": {},
     "sum-ntk-fl": {},
     "sum-ridge": {"values": "8bit"},
     "fedavg": {"local_steps": 2},
@@ -268,35 +267,49 @@ ROUNDS: dict[str, dict[str, Any]] = {
 
 def rounds(scratch: Path) -> Iterator[Target]:
     for name, options in ROUNDS.items():
-        yield from messages_of(METHODS[name](**options))
+        privacy = Privacy(shuffle=False, projected_dim=None) if name == "cp-ntk-fl" else None
+        yield from messages_of(METHODS[name](**options), privacy)
 
 
-def messages_of(method: Method) -> Iterator[Target]:
+def messages_of(method: Method, privacy: Privacy | None) -> Iterator[Target]:
     """Every message of the method's first round, either way: one client, or the server, says something else."""
-    task = Task(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), 3, method.loss, total_clients=4)
+    network = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    task = Task(network, 3, method.loss, total_clients=4, privacy=settle(method, privacy)[0])
+    task.example = torch.zeros(1, 5), torch.zeros(1, dtype=torch.int64)
     clients = [ClientRound(i, torch.randn(4, 5), torch.arange(4) % 3, Randomness.simulated(i)) for i in range(2)]
     state = method.start(task, task.like)
     asked, told = list[Message](), list[list[Message]]()
 
-    def exchange(outgoing: Any) -> list[Message]:
-        each = [outgoing if isinstance(outgoing, Message) else outgoing[client.id] for client in clients]
-        asked.append(each[0])
-        told.append([answer(method, task, m, [c])[0] for m, c in zip(each, clients, strict=True)])
-        return list(told[-1])  # a round may let go of replies as it reads them
+    def driven(exchange: Callable[[Any], list[Message]]) -> State:
+        """The round, each exchange's messages parsed as a server parses them."""
+        generator = method.round(task, state, 1, [0, 1])
+        question = next(generator)
+        while True:
+            first = question if isinstance(question, Message) else question[0]
+            kind = method.replies[first.kind]
+            try:
+                question = generator.send([kind.parse(message, task) for message in exchange(question)])
+            except StopIteration as end:
+                after: State = end.value.state
+                return after
 
-    drive(method, task, state, 1, [0, 1], exchange)
+    def exchange(question: Any) -> list[Message]:
+        each = [question if isinstance(question, Message) else question[client.id] for client in clients]
+        asked.append(each[0])
+        told.append([method.answer(task, m, c).message(1) for m, c in zip(each, clients, strict=True)])
+        return told[-1]
+
+    driven(exchange)
 
     def server(number: int, data: bytes) -> None:
         forged = Message.decode(data)
-        method.check(task, forged)
         replies = iter([[forged if i == number else own[0], own[1]] for i, own in enumerate(told)])
-        after = drive(method, task, state, 1, [0, 1], lambda _: next(replies)).state
+        after = driven(lambda _: next(replies))
         assert all(bool(t.isfinite().all()) for t in after.values() if t.is_floating_point())
         assert after["weights"].shape == state["weights"].shape
 
     def client(data: bytes) -> None:
-        for reply in answer(method, task, Message.decode(data), [clients[0]]):
-            reply.encode()
+        method.answer(task, Message.decode(data), clients[0]).message(1).encode()
 
     for number, (question, replies) in enumerate(zip(asked, told, strict=True)):
         sent, check = [replies[0].encode()], partial(server, number)
@@ -425,10 +438,9 @@ def folders(scratch: Path) -> Iterator[Target]:
 
     def configuration(path: Path) -> None:
         config = RunConfig.read(path)
-        method = build_method(config.method)
         spelled_out(config)
         if ":" not in config.model.name:  # which is code of its user's
-            build_network(config.model.suited(method), (8,), 3, config.seed)
+            build_network(config.model.suited(config.built_method), (8,), 3, config.seed)
 
     def target(path: Path, read: Callable[[Path], object], twist: Callable[[Random, bytes], bytes] | None) -> Target:
         return Target(path.name, [path.read_bytes()], file(path, read), twist)

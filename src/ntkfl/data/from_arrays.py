@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from ntkfl.data.dataset import Dataset as Whole
 from ntkfl.data.federated import Federated
 from ntkfl.data.partitions import Partition
-from ntkfl.data.table import Rows
+from ntkfl.data.table import TableRows
 from ntkfl.data.torch_data import TorchData, read_torch, varies
 from ntkfl.errors import ConfigError, DataError, unknown
 
@@ -67,11 +67,11 @@ def from_clients(
 
     *parts, (_, test_x, test_y) = pairs
     ends = np.cumsum([len(y) for _, _, y in parts])
-    rows = Rows(torch.cat([x for _, x, _ in parts]), torch.cat([y for _, _, y in parts]))
+    rows = TableRows(torch.cat([x for _, x, _ in parts]), torch.cat([y for _, _, y in parts]))
     return Federated(
         name=name,
         rows=rows,
-        test_rows=Rows(test_x, test_y),
+        test_rows=TableRows(test_x, test_y),
         indices=tuple(torch.arange(end - len(y), end) for end, (_, _, y) in zip(ends, parts, strict=True)),
         classes=known,
         description={"dataset": name},

@@ -107,7 +107,7 @@ def mask_reply(words: Words, aggregator: bytes, federation: str, run: str, annou
 
 
 @dataclass(frozen=True)
-class Total:
+class MaskedTotal:
     """The sum over `clients` clients, by name, float64; `bounded` of them had to scale something down."""
 
     arrays: Mapping[str, Tensor]
@@ -123,7 +123,7 @@ def open_sum(
     federation: str,
     run: str,
     announced: Announced,
-) -> Total:
+) -> MaskedTotal:
     """The aggregator's side. `MessageError` where one vector does not open or has another size: its mask is part of
     the masks' sum, so without it there is no sum at all.
     """
@@ -135,4 +135,4 @@ def open_sum(
         raise MessageError(f"a client's masked vector cannot be read, and the sum not without it: {error}") from None
     total -= unpack_words(masks, schema.numbers)
     arrays, bounded = schema.decode(total, len(sealed))
-    return Total(arrays, len(sealed), bounded)
+    return MaskedTotal(arrays, len(sealed), bounded)

@@ -18,7 +18,7 @@ from ntkfl.wire.halves import pack_halves, unpack_halves
 KINDS = ("weights", "candidates", "rows", "update", "sums")
 
 
-class Arrays(Protocol):
+class NamedArrays(Protocol):
     """Named arrays, checked as they are taken: a message, or a parsed reply."""
 
     @property

@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.errors import ConfigError
+from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods.base import Method, Outcome, Outgoing, Replies, Round
 from ntkfl.methods.replies import Reply
 from ntkfl.methods.rows.candidates import CandidateLosses, choose, validate
@@ -117,6 +117,8 @@ class NTKFL(Method):
         if self.choose == "validation":
             return validate(task, candidates)
         replies = yield Message("candidates", round, pack_span(candidates))
+        if any(len(reply.means()) != len(candidates) for reply in replies):
+            raise MessageError(f"losses of other candidates than the {len(candidates)} asked about")
         return choose(replies, task.robust.trim_losses)
 
     def times(self, state: State) -> tuple[float, ...]:

@@ -75,6 +75,7 @@ class CurvatureSums(Sums):
         return int(self.take(FRESH, ())) if FRESH in self.arrays else 0
 
     def check(self, task: Task) -> None:
+        """Counts that fit each other, losses, a gradient [d], and factors whose shapes are those of layers."""
         super().check(task)
         # A total may be partly of clients that sent their constant factors before.
         some = range(self.samples + 1) if task.privacy.secure_sum else (0, self.samples)

@@ -72,6 +72,7 @@ class DPFedAvg(NoisySums):
         return super().start(task, weights) | {VELOCITY: torch.zeros_like(weights)}
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        """The noisy mean change of the cohort moves the weights, with momentum."""
         self.check_round(task, round, cohort)
         replies = yield Message("weights", round, {WEIGHTS: state[WEIGHTS]})
         change = self.clip * mean_contribution(task, self.total(task, round, replies), CHANGE, cohort)
@@ -79,6 +80,7 @@ class DPFedAvg(NoisySums):
         return Outcome(moved, None, None, self.spent(task, round))
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> NoisyIntegers:
+        """The clipped change of the weights by local training, as integers with noise. Cost: `local_steps` steps."""
         self.check_round(task, question.of_kind("weights").round)
         w = question.take(WEIGHTS, tuple(task.like.shape), task.like)
         trained = train_locally(task, w, client, self.local_steps, self.lr, self.batch_size)

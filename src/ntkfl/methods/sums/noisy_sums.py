@@ -50,6 +50,7 @@ class NoisyIntegers(Sums):
         return cls({name: torch.zeros(count, dtype=torch.int32) for name, count in sorted(numbers.items())})
 
     def check(self, task: Task) -> None:
+        """Every array of its size, and no other."""
         for name, count in self.numbers(task).items():
             self.take(name, (count,))
         if others := self.arrays.keys() - self.numbers(task).keys():

@@ -80,6 +80,7 @@ class PrivateRidge(NoisySums):
         return super().start(task, weights)
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        """The only round: noisy G and C of the whole cohort, G's eigenvalues cleaned, and the layer solved for."""
         self.check_round(task, round, cohort)
         replies = yield Message("weights", round, {WEIGHTS: state[WEIGHTS]})
         total = self.total(task, round, replies)
@@ -100,6 +101,7 @@ class PrivateRidge(NoisySums):
         return solved
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> NoisyIntegers:
+        """G and C of the client as integers with noise. One forward pass; memory of p² numbers of float64."""
         self.check_round(task, question.of_kind("weights").round)
         model = task.at(question.take(WEIGHTS, tuple(task.like.shape), task.like))
         p, targets = _size(task), task.training_targets(client.y).double()

@@ -63,6 +63,7 @@ class GradientSums(NoisyIntegers):
         return {GRADIENT: task.like.numel()} | ({SAMPLES: 1} if task.privacy.unit == "record" else {})
 
     def check_others(self, task: Task, names: Collection[str]) -> None:
+        """Moments of layers that the network may have."""
         for name in names:
             layer = Layer.parse(name.removeprefix(MOMENTS))
             size = Factor(self.take(name, (None,)).unsqueeze(0)).size
@@ -99,6 +100,7 @@ class PrivateSums(NoisySums):
         return whitened_layers(task) if ASKS in question.arrays else {}
 
     def limit(self, privacy: Privacy, name: str) -> float:
+        """Per record at most GRAINS; of the gradient, one of whose numbers is far below its clip, a tenth of that."""
         if privacy.unit == "client":
             return float(GRAINS)
         per_record = {GRADIENT: GRAINS * _GRADIENT_LIMIT, SAMPLES: COUNT}.get(name, GRAINS)
@@ -116,6 +118,7 @@ class PrivateSums(NoisySums):
         return super().start(task, weights) | {VELOCITY: torch.zeros_like(weights)}
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        """(2) and (3). The first round also fixes the whitening, which all later questions carry."""
         self.check_round(task, round, cohort)
         asks = self.once(task) > 0 and round == 1
         known = {name: array for name, array in state.items() if is_whitening(name)}
@@ -134,6 +137,9 @@ class PrivateSums(NoisySums):
     # -- A client ----------------------------------------------------------------------------------------------------
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> NoisyIntegers:
+        """(1) as integers, with the client's share of noise. A client checks all that its promise rests on: the round,
+        the unit, the whitening; and it gives moments in the first round alone.
+        """
         self.check_round(task, question.of_kind("weights").round)
         asks = ASKS in question.arrays
         if asks and question.round != 1:

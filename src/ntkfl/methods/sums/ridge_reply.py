@@ -74,6 +74,7 @@ class RidgeReply(Sums):
         return int(self.take(TAG, ()))
 
     def check(self, task: Task) -> None:
+        """Decodes the sums once, for their form and size."""
         sums, layer = self.ridge, last_layer(task.model, task.outputs).module
         p, outputs = sums.cross.shape
         if (p, outputs) != (layer.in_features + 1, task.outputs):
@@ -140,6 +141,7 @@ def unfold(arrays: Mapping[str, Tensor]) -> RidgeSums:
 
 
 def _reduced(arrays: Mapping[str, Tensor]) -> RidgeSums:
+    """G_ij = r_ij c_i c_j + n m_i m_j."""
     samples, first, variances, cross, squares = (
         arrays[name].double() for name in ("samples", "sums", "variances", "cross", "squares")
     )

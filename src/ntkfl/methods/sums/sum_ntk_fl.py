@@ -125,6 +125,7 @@ class SumNTKFL(Method):
         return super().start(task, weights) | no_factors_yet(weights) | numbers
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        """Sums at w and losses at w and w₀ (1); whether w stands (2); μ (4); and the next step (3, 5)."""
         w, w0, mu, caution = state[WEIGHTS], state.get(_ACCEPTED), float(state[_MU]), float(state[_CAUTION])
         limit = 0.0 if task.privacy.secure_sum else self.step_limit
         diagnostics: dict[str, float | str] = {}

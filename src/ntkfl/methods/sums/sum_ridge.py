@@ -58,6 +58,7 @@ class SumRidge(Method):
     # -- The server --------------------------------------------------------------------------------------------------
 
     def start(self, task: Task, weights: Tensor) -> State:
+        """With `keep_shares` also the layer's columns, and the clients that were forgotten."""
         if self.keep_shares and task.privacy.shuffle:
             raise ConfigError("behind a shuffler the server cannot tell whose sums came: leave keep_shares out")
         own = super().start(task, weights)
@@ -68,6 +69,7 @@ class SumRidge(Method):
         return own | {FORGOTTEN: torch.zeros(0, dtype=torch.int64), COLUMNS: torch.tensor(columns)}
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        """Totals of all clients seen so far (or the shares that are kept), and the layer that they solve for."""
         kept = {name: t for name, t in state.items() if name not in (WEIGHTS, PENALTY)}
         if self.keep_shares:
             # A number that nobody else knows: a client can replace its own share alone.
@@ -118,6 +120,7 @@ class SumRidge(Method):
     # -- A client ----------------------------------------------------------------------------------------------------
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> RidgeReply:
+        """The client's sums, or how they changed since it last sent them. One forward pass; memory of p² numbers."""
         w = question.of_kind("weights").take(WEIGHTS, tuple(task.like.shape), task.like)
         exact = client_sums(task, task.at(w), client.x, client.y)
         sums = RidgeSums(*(part.to(w.dtype).double() for part in exact.parts()))
