@@ -106,11 +106,11 @@ def test_a_client_checks_before_it_answers(made: Federation, tmp_path: Path) -> 
     aggregator = made.aggregator
     folder = made.folder / "clients" / "client-0"
 
-    def asked(key: BatchKey = FIRST, message: bytes = b"weights", **changes: object) -> Question:
-        cohort = changes.pop("cohort", NAMES)
-        return Question.check(
-            aggregator.question(aggregator.head(key, cohort, message, **changes), message), made.peers
-        )  # type: ignore[arg-type]
+    def asked(
+        key: BatchKey = FIRST, message: bytes = b"weights", cohort: tuple[str, ...] = NAMES, terms: str = TERMS
+    ) -> Question:
+        signed = aggregator.head(key, cohort, message, terms=terms)
+        return Question.check(aggregator.question(signed, message), made.peers)
 
     question = asked()
     take(folder, question)

@@ -57,17 +57,11 @@ def check_enrolment(federation: str, client: str, sealing_key: bytes, signing_ke
 def seal_run_secret(
     secret: Secret, sealing_public: bytes, key: SigningKey, federation: str, run: str, client: str
 ) -> dict[str, str]:
-    """The key server's answer to `POST /v1/runs/{run}/seed`."""
+    """The key server's answer to `POST /v1/runs/{run}/secret`."""
     context = bind(_RUN_SECRET, federation, run, client)
     sealed = seal(sealing_public, secret.reveal(), context)
     signature = key.sign(sealed, bind(_RUN_SECRET, federation, run, client, sealing_public))
-    return {
-        "federation": federation,
-        "run": run,
-        "client": client,
-        "sealed": base64.b64encode(sealed).decode(),
-        "signature": base64.b64encode(signature).decode(),
-    }
+    return {"sealed": base64.b64encode(sealed).decode(), "signature": base64.b64encode(signature).decode()}
 
 
 def open_run_secret(
@@ -78,10 +72,7 @@ def open_run_secret(
     run: str,
     client: str,
 ) -> Secret:
-    """ρ, if the key server signed it for this federation, run and client; `TrustError` otherwise.
-
-    The names in the answer are for people: what counts is what the reader expects.
-    """
+    """ρ, if the key server signed it for this federation, run and client; `TrustError` otherwise."""
     sealed, signature = _bytes(answer, "sealed"), _bytes(answer, "signature")
     verify(key_server_public, signature, sealed, bind(_RUN_SECRET, federation, run, client, sealing_key.public))
     secret = sealing_key.open(sealed, bind(_RUN_SECRET, federation, run, client))
@@ -94,12 +85,7 @@ def sign_revoked(serial: int, clients: Sequence[str], key: SigningKey, federatio
     """The key server's answer to `GET /v1/revoked`."""
     names = sorted(clients)
     signature = key.sign(bind(_REVOKED, *names), bind(_REVOKED, federation, serial))
-    return {
-        "federation": federation,
-        "serial": serial,
-        "clients": names,
-        "signature": base64.b64encode(signature).decode(),
-    }
+    return {"serial": serial, "clients": names, "signature": base64.b64encode(signature).decode()}
 
 
 def check_revoked(

@@ -97,9 +97,10 @@ class Runs:
         with self._lock:
             if serial <= self._serial:
                 return False
-            self._serial, self._revoked = serial, clients
+            self._revoked = clients
             for store in self._stores.values():
                 store.set_revoked(clients)
+            self._serial = serial  # where one of them could not, the next look tries again
         return True
 
     def _load(self, run: str) -> BatchStore:
