@@ -21,7 +21,6 @@ OPTIONS: dict[str, dict[str, object]] = {
 }
 VARIANTS: list[tuple[str, dict[str, object], dict[str, Any]]] = [
     *((name, {}, {}) for name in METHODS if name != "sum-ntk-head"),  # which is for another kind of network
-    ("fedadam", {"bias_correction": True}, {}),
     ("fednova", {"local_epochs": 2, "batch_size": 5}, {}),
     ("ntk-fl", {"form": "dense"}, {}),
     ("ntk-fl", {}, {"sparsity": 0.5, "values": "float16"}),

@@ -76,11 +76,3 @@ def test_the_memory_of_a_client_changes_only_with_its_answer() -> None:
         play(Scaffold(**OPTIONS), task, clients)
     assert clients[1].memory.keys() == before.keys()
     assert all(clients[1].memory[k] is before[k] for k in before)
-
-
-def test_both_ways_carry_a_control_variate() -> None:
-    task, clients = small_task(total_clients=2), small_clients(10, 25)
-    d = task.like.numel()
-    _, log = play(Scaffold(**OPTIONS), task, clients)
-    for sent in log:
-        assert 2 * 8 * d < sent.size < 2 * 8 * d + 128

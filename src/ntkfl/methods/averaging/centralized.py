@@ -36,6 +36,7 @@ class Samples(Rows):
         return self.take("x", like=task.like), labels_of(self.take("labels"), task.like)
 
     def check(self, task: Task) -> None:
+        # One client's samples must have the shape of the network's inputs: else they would not stack with the others'.
         x, y = self.read(task)
         assert task.example is not None
         wanted_x, wanted_y = task.example
@@ -60,6 +61,7 @@ class Centralized(Method):
         return super().start(task, weights) | ({} if running is None else {STATISTICS: running})
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        """The server descends the pooled loss itself: clients are asked for their data and no weights travel."""
         replies = yield Message("weights", round, {})
         xs, ys = zip(*(reply.read(task) for reply in replies), strict=True)
         # The server has no seed of its own: the round's number shuffles the batches.

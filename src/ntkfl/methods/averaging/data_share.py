@@ -70,6 +70,7 @@ class DataShare(FedAvg):
         return {client: plain if client in holders else whole for client in cohort}
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> Update:
+        """w_m trained on the client's samples and G, which comes with the question the first time and is kept."""
         given = None
         if "shared_x" in question.arrays:
             given = question.take("shared_x", like=task.like), labels_of(question.take("shared_labels"), task.like)

@@ -21,6 +21,8 @@ class FedAvg(LocalTraining):
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al. 2017"
 
+    # Box 1 of the paper, with p_m = 1/M (weighting "uniform") or n_m/Σn ("samples").
+
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         replies = yield self.question(state, round)
         p = self.shares(task, replies)
@@ -28,6 +30,7 @@ class FedAvg(LocalTraining):
         return self.outcome(replies, p, state | {"weights": new})
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> Update:
+        """w_m [d], where the client's own steps from w end. Uplink: d numbers."""
         w = self.begin(task, question)
         trained = self.train(task, w, client)
         return self.update(client, trained, weights=trained.weights)

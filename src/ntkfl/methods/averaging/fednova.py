@@ -49,6 +49,7 @@ class FedNova(LocalTraining):
         return self.outcome(replies, p, state | {"weights": new}, effective_steps=float(tau_eff))
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> Update:
+        """d_m [d] and τ_m. Uplink: d + 1 numbers."""
         w, tau = self.begin(task, question), self.steps(client)
         trained = self.train(task, w, client)
         direction = (w - trained.weights) / (self.lr * tau)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, ModelError
 from ntkfl.methods.base import Method, Outcome
-from ntkfl.methods.batchnorm import STATISTICS, flat_statistics, load_statistics, statistics
+from ntkfl.methods.batchnorm import STATISTICS, flat_statistics, load_statistics
 from ntkfl.methods.replies import Update
 from ntkfl.methods.robust import fair_counts
 from ntkfl.methods.task import ClientRound, State, Task, check_finite
 from ntkfl.tangent.losses import per_sample
-from ntkfl.tangent.parameters import call_with, unflatten
+from ntkfl.tangent.parameters import flatten, trainable
 from ntkfl.wire.message import Message
 
 Adjustment = Callable[[Tensor, Tensor], Tensor]  # (gradient [d], weights [d]) -> direction to descend [d]
@@ -49,32 +49,35 @@ def train_locally(
     samples than `batch_size` uses all of them in each step. The network is in training mode. Dropout draws from torch's
     generator, seeded by the client's randomness: it repeats, and is no secret. Cost: `steps` gradient passes.
     """
-    model, v = task.model, start.detach().clone()
-    running = {name: value.clone() for name, value in statistics(model).items()}
-    Y, losses = task.training_targets(client.y), []
+    model, Y, losses = task.at(start), task.training_targets(client.y), []
+    parameters, before = list(trainable(model).values()), flat_statistics(model)
     modes = [(module, module.training) for module in model.modules()]
-    devices = [v.device] if v.device.type == "cuda" else []
+    devices = [start.device] if start.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(client.randomness.seed("dropout"))
         model.train()
         try:
             for rows in batches(client, steps, batch_size):
                 x, y = (client.x, Y) if rows is None else (client.x[rows], Y[rows])
-                v.requires_grad_()
                 with torch.enable_grad():
-                    outputs = call_with(model, unflatten(model, v) | running, x)
-                    loss = per_sample(task.loss, outputs, y).mean()
-                    (gradient,) = torch.autograd.grad(loss, v)
-                v = v.detach()
-                v = v - lr * (gradient if adjust is None else adjust(gradient, v))
+                    loss = per_sample(task.loss, model(x), y).mean()
+                    gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
                 losses.append(loss.detach())
+                if adjust is not None:
+                    flat = adjust(torch.cat([g.reshape(-1) for g in gradients]), flatten(model))
+                    gradients = torch.split(flat, [p.numel() for p in parameters])
+                with torch.no_grad():
+                    for p, g in zip(parameters, gradients, strict=True):
+                        p.sub_(lr * g.view_as(p))
         except ValueError as error:  # batch normalisation refuses a batch of one sample
             raise ModelError(f"client {client.id} cannot train this model: {error}; use nn.GroupNorm") from None
         finally:
             for module, mode in modes:
                 module.training = mode
-    after = torch.cat([value.reshape(-1) for value in running.values()]) if running else None
-    return Trained(v.detach(), torch.stack(losses).mean() if losses else v.new_zeros(()), after)
+    after = flat_statistics(model)
+    if before is not None:
+        load_statistics(model, before)  # the next client begins from the broadcast ones
+    return Trained(flatten(model), torch.stack(losses).mean() if losses else start.new_zeros(()), after)
 
 
 def batches(client: ClientRound, steps: int, batch_size: int) -> Sequence[Tensor | None]:

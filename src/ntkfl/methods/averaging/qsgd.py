@@ -50,6 +50,7 @@ class Quantised(Update):
         return {"codes": torch.from_numpy(codes), "norms": torch.from_numpy(norms)}
 
     def vector(self, name: str, like: Tensor) -> Tensor:
+        """Q(v) [d]; `MessageError` for codes of another length, or of no level."""
         codes, norms = self.take("codes", (None,)), self.take("norms", (1,))
         if codes.dtype != torch.uint8 or norms.dtype != torch.float32 or bool((norms < 0).any()):
             raise MessageError("a quantised vector needs bytes of codes and norms that are not negative")
@@ -67,6 +68,7 @@ class Compressed(LocalTraining):
     replies: ClassVar[Mapping[str, type[Update]]] = {"weights": Quantised}
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> Update:
+        """Q((w − w_m) / lr). Uplink: `bits` bits per weight, and one norm."""
         w = self.begin(task, question)
         trained = self.train(task, w, client)
         reply = self.replies["weights"]

@@ -41,6 +41,7 @@ class Scaffold(LocalTraining):
     server_lr: float = Field(1.0, gt=0, description="the server's step along the averaged update")
 
     def start(self, task: Task, weights: Tensor) -> State:
+        """With c [d], zero."""
         return super().start(task, weights) | {"control": torch.zeros_like(weights)}
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
@@ -53,6 +54,7 @@ class Scaffold(LocalTraining):
         return self.outcome(replies, p, state | {"weights": w + self.server_lr * delta_w, "control": new_c})
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> Update:
+        """w_m and the change of c_m, 2d numbers. The client's memory keeps c_m, zero before its first round."""
         w, c = self.begin(task, question), question.take("control", tuple(task.like.shape), task.like)
         c_m = client.memory.get("control", torch.zeros_like(w)).to(w)
         trained = self.train(task, w, client, lambda gradient, v: gradient - c_m + c)

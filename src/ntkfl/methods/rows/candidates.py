@@ -57,6 +57,7 @@ class CandidateLosses(Reply):
         return cls({_SUMS: torch.zeros(candidates).double(), SAMPLES: torch.tensor(1, dtype=torch.int32)})
 
     def check(self, task: Task) -> None:
+        """Refuses losses that no sample can have: negative ones would outvote every honest client."""
         self.hidden = task.privacy.shuffle
         losses, most = self._losses(), OVERFLOW if self.hidden else _OVERFLOWING_SUM
         if bool(((losses < 0) | (losses > 1.01 * most)).any()):

@@ -68,6 +68,9 @@ class NTKFL(Method):
             raise ConfigError(f"scheme {self.scheme!r} takes whole steps: give them, for example 100, 200 … 2000")
 
     def start(self, task: Task, weights: Tensor) -> State:
+        """Notes what settings do nothing here, so that nobody relies on them. The state keeps what recent rounds cost,
+        and by how many doublings candidates have become longer.
+        """
         if self.steps is None and self.lr != type(self).model_fields["lr"].default:
             task.notes.append(
                 f"lr = {self.lr:g} changes nothing: with the flow η·t alone counts, and by default t goes with 1/η; "
@@ -80,6 +83,11 @@ class NTKFL(Method):
         return super().start(task, weights) | {_COSTS: no_costs()}
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        """The paper's box: broadcast w, stack the clients' rows, evolve to every t, let the cohort choose one.
+
+        Cost: a Jacobian of N rows in memory (factored: inputs and sensitivities of each layer), some 50 to 100 kernel
+        products for the evolution, S candidate weights [S, d]. Downlink: w, and all candidates in the bytes of one w.
+        """
         w, times = state["weights"], self.times(state)
         most_products = budget(state[_COSTS]) if task.robust.row_clip else None
 
@@ -96,6 +104,7 @@ class NTKFL(Method):
         return Outcome({"weights": new, _COSTS: costs} | extended, loss, evolution.steps[best], notes)
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> Reply:
+        """To weights, the rows of all of the client's samples; to candidates, its losses under each of them."""
         if question.kind == "candidates":
             return CandidateLosses.of(task, unpack_span(question, task.like), client)
         w = question.of_kind("weights").take("weights", tuple(task.like.shape), task.like)

@@ -49,6 +49,7 @@ class TangentRows(Rows):
         return cls.of(task, task.like, x, y, getattr(method, "form", "auto"))
 
     def check(self, task: Task) -> None:
+        """Decodes J against the network's (d2, d) and the run's settings: no array decides its own shape."""
         outputs, columns, privacy = task.outputs, task.like.numel(), task.privacy
         like = task.like.new_empty(0, device="cpu")
         if privacy.sparsity:
