@@ -15,7 +15,7 @@ from torch import nn
 import ntkfl
 from ntkfl.errors import ConfigError, ModelError, RunFolderError
 from ntkfl.flower import Strategy
-from ntkfl.methods import NTKFL, QSGD, FedAdam, FedAvg, PrivateSums, Scaffold, SumNTKFL, SumRidge
+from ntkfl.methods import NTKFL, QSGD, DataShare, FedAdam, FedAvg, PrivateSums, Scaffold, SumNTKFL, SumRidge
 from tests.flower.cases import (
     CLIENTS,
     convolution,
@@ -232,6 +232,7 @@ def test_a_server_without_a_seed_draws_from_the_system() -> None:
     ("how", "said"),
     [
         ({"method": "fedavg"}, "method must be an instance"),
+        ({"method": DataShare()}, "a baseline of simulations"),
         ({"method": FedAvg(shuffle=True)}, "needs a shuffler"),
         ({"method": FedAvg(), "train_metrics_aggr_fn": max}, "nothing to aggregate"),
     ],

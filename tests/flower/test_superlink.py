@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -30,15 +32,15 @@ def running(name: str, *arguments: str, log: Path, env: dict[str, str]) -> Itera
     """A process of Flower's beside this interpreter, with those it starts, until the block ends."""
     command = [str(Path(sys.executable).parent / name), "--insecure", *arguments]
     with open(log / f"{name}{len(list(log.iterdir()))}.log", "w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=env, cwd=log)
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=env, cwd=log, start_new_session=True)
         try:
             yield
         finally:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGTERM)
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 
@@ -48,7 +50,7 @@ def test_supernodes_end_where_one_process_does(tmp_path: Path) -> None:
     log, home, out, port = tmp_path / "log", tmp_path / "home", tmp_path / "out", free_port()
     for folder in (log, home, out):
         folder.mkdir()
-    at = f"127.0.0.1:{port}"
+    at = fleet = f"127.0.0.1:{port}"
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{at}"\ninsecure = true\n'
     )
@@ -56,11 +58,14 @@ def test_supernodes_end_where_one_process_does(tmp_path: Path) -> None:
     bin_first = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "FLWR_HOME": str(home), "PYTHONPATH": path, "PATH": bin_first, "FLWR_TELEMETRY_ENABLED": "0"}
     with ExitStack() as stack:
-        link = ("--host", "127.0.0.1", "--port", str(port))
+        link = ["--host", "127.0.0.1", "--port", str(port)]
+        if int(version("flwr").split(".")[1]) < 41:  # nodes have a port of their own there
+            fleet = f"127.0.0.1:{free_port()}"
+            link += ["--fleet-api-address", fleet]
         stack.enter_context(running("flower-superlink", *link, log=log, env=env))
         wait(lambda: socket.create_connection(("127.0.0.1", port)).close())
         for number in range(2):
-            node = ("--superlink", at, "--node-config", f"partition-id={number}", "--port", str(free_port()))
+            node = ("--superlink", fleet, "--node-config", f"partition-id={number}", "--port", str(free_port()))
             stack.enter_context(running("flower-supernode", *node, log=log, env=env))
         command = [str(Path(sys.executable).parent / "flwr"), "run", str(Path(__file__).parent / "app"), "here"]
         subprocess.run([*command, "--run-config", f'out="{out}"'], env=env, cwd=tmp_path, check=True, timeout=120)

@@ -31,6 +31,7 @@ VERBS = {
     "data": "Datasets, and how they are dealt to clients.",
     "export": "Write a run's model, to use elsewhere.",
     "keys": "Keys and tokens of a federation.",
+    "policy": "What may leave this site, and what has left it.",
     "serve": "Run a federation's key server or shuffler.",
 }
 

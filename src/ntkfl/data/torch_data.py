@@ -23,7 +23,7 @@ def read_torch(who: str, source: TorchData, pair: Pair | None = None) -> tuple[T
     """x [n, ...] and y [n] or [n, d2] of one pass: items of a Dataset, batches of a DataLoader. `who` is for errors;
     `pair` makes (x, y) of an item or batch that is something else, such as a dictionary.
     """
-    if isinstance(source, TensorDataset) and len(source.tensors) == 2:
+    if isinstance(source, TensorDataset) and len(source.tensors) == 2 and pair is None:
         return source.tensors[0], source.tensors[1]
     batched = isinstance(source, DataLoader) and source.batch_sampler is not None
     kind = "batch" if batched else "item"

@@ -1,4 +1,4 @@
-"""Every method inside Flower: `Strategy` on the server, `reply` in the client's `@app.train()`.
+"""Every method inside Flower: `Strategy` on the server, `reply` in the client's `@app.train()`; `guard` for other apps.
 
 Only Flower's public API is used: `flwr.app`, `flwr.clientapp`, `flwr.serverapp`.
 """
@@ -11,10 +11,11 @@ from ntkfl.extras import missing
 
 if TYPE_CHECKING:
     from ntkfl.flower.client import reply
+    from ntkfl.flower.mod import guard
     from ntkfl.flower.shuffled import Shuffler
     from ntkfl.flower.strategy import Strategy
 
-__all__ = ["Shuffler", "Strategy", "reply"]
+__all__ = ["Shuffler", "Strategy", "guard", "reply"]
 
 if find_spec("flwr") is None:
     raise missing("ntkfl.flower", "flower")
@@ -23,6 +24,7 @@ if find_spec("flwr") is None:
 _HOMES = {
     "Shuffler": "ntkfl.flower.shuffled",
     "Strategy": "ntkfl.flower.strategy",
+    "guard": "ntkfl.flower.mod",
     "reply": "ntkfl.flower.client",
 }
 

@@ -83,9 +83,7 @@ def reply(
         asked = WireMessage.decode(question) if through is None else through.heed(question, run, terms)
 
         def answer() -> bytes:
-            # The loader draws from this seed: it reads the same samples in the same order for all of a round.
-            with seeded_torch(flatten(fitted).device, drawn.of_round(asked.round).seed("batches")):
-                x, y = _placed(*_read(data, batch), fitted, method, terms, through)
+            x, y = _placed(*_read(data, batch), fitted, method, terms, through)
             if (asked.round, exchange) == (1, 0) and not method.trains_locally and _changes(data, batch):
                 log.warning("samples change when they are read again: %s takes one draw of each a round", method.name)
             trained, features = split_frozen(fitted, method, feature_folder())
@@ -93,9 +91,13 @@ def reply(
             task = Task(trained, terms.outputs, method.loss, label_smoothing=method.label_smoothing)
             memory, rows = ContextMemory(context, (asked.round, exchange)), through and through.rows(method)
             found = Client(number, task, method, lambda: (x, y), drawn, memory=memory, rows=rows).answer(asked)
-            return found.encode() if through is None else through.seal(found, method, task, drawn.of_round(asked.round))
+            return found.encode() if through is None else through.seal(found, method, task, randomness)
 
-        payload = site.release(run, asked.round, exchange, question, answer)
+        # What a user's own code draws from torch follows from the round: a loader that shuffles reads the same samples
+        # in the same order for all questions of a round.
+        randomness = drawn.of_round(asked.round)
+        with seeded_torch(flatten(fitted).device, randomness.seed("batches")):
+            payload = site.release(run, asked.round, exchange, question, answer)
     return Message(content({}, payload if through is None else through.deliver(payload)), reply_to=msg)
 
 
@@ -114,14 +116,14 @@ def _enter(context: Context, run: str, terms: Terms) -> bytes:
 
 def _read(data: TorchData | tuple[Array, Array], batch: Pair | None) -> Batch:
     """x [n, …], floating or (tokens) int64, and y: int64 [n] or float [n, d2]."""
-    pair = data if isinstance(data, tuple) else read_torch("this client's data", data, batch)
+    pair = data if isinstance(data, tuple | list) else read_torch("this client's data", data, batch)
     whole = str(getattr(pair[0], "dtype", "")).rpartition(".")[2] in ("int32", "int64")
     return checked_pair("this client's data", pair, tokens=whole)
 
 
 def _changes(data: TorchData | tuple[Array, Array], batch: Pair | None) -> bool:
     """Whether samples are others each time they are read, as by random augmentation."""
-    return not isinstance(data, tuple) and varies(data, batch)
+    return not isinstance(data, tuple | list) and varies(data, batch)
 
 
 def _fitted(model: nn.Module, method: Method, terms: Terms, msg: Message, context: Context) -> nn.Module | None:

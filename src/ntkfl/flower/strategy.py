@@ -38,6 +38,7 @@ from ntkfl.version import __version__
 
 log = logging.getLogger("flwr")
 _KNOWN = {"round", "asked", "answered"}  # of a record, and no news to who has its metrics
+_MEMORY = "What clients kept between rounds goes on within one run of Flower alone."
 _ASKED, _LARGEST_INPUT = 5, 1 << 28  # clients that tell what a sample looks like; numbers in one
 
 
@@ -71,6 +72,8 @@ class Strategy(FedAvg):
         super().__init__(**fedavg)
         if not isinstance(method, Method):
             raise ConfigError(f"method must be an instance such as ntkfl.methods.SumNTKFL(), not {method!r}")
+        if method.name in ("centralized", "data-share"):
+            raise ConfigError(f"{method.name} moves samples, as a baseline of simulations: ntkfl.train(…) runs it")
         if "train_metrics_aggr_fn" in fedavg:
             raise ConfigError("train_metrics_aggr_fn has nothing to aggregate: replies of ntkfl hold no metrics")
         if (method.shuffle or method.secure_sum or method.projected_dim is not None) and through is None:
@@ -102,12 +105,7 @@ class Strategy(FedAvg):
                 self._origin, shape = settings["origin"], settings["shape"]
                 self._server = self._make(tuple(shape["inputs"]), shape["tokens"], shape["real"])
                 self._done, arrays = self.folder.load_checkpoint()[0], self.arrays()
-                log.info(
-                    "%s holds %d rounds, which are not played again; what clients kept between rounds goes on within "
-                    "one run of Flower alone",
-                    self.folder.path,
-                    self._done,
-                )
+                log.info("%s holds %d rounds: they are not played again. %s", self.folder.path, self._done, _MEMORY)
             result = super().start(
                 grid,
                 arrays,
@@ -180,7 +178,7 @@ class Strategy(FedAvg):
         for node, reply in asking.send({n: content({"ask": "shape"}) for n in self._nodes[:_ASKED]}, traffic).items():
             try:
                 inputs = tuple(note(reply, "inputs", list))
-                if not (all(n > 0 for n in inputs) and math.prod(inputs) < _LARGEST_INPUT):
+                if not (all(type(n) is int and n > 0 for n in inputs) and math.prod(inputs) < _LARGEST_INPUT):
                     raise MessageError(f"it has samples of shape {inputs}")
                 told[inputs, note(reply, "tokens", bool), note(reply, "real", bool)] += 1
             except MessageError as error:
@@ -234,13 +232,8 @@ class Strategy(FedAvg):
         )
         if self.folder:
             settings = {"ntkfl": __version__, "origin": self._origin, "rounds": self._rounds, "method": terms.method}
-            about = {
-                "inputs": list(inputs),
-                "tokens": tokens,
-                "real": real,
-                "outputs": outputs,
-                "precision": terms.precision,
-            }
+            about = terms.model_dump(mode="json", include={"inputs", "outputs", "precision"})
+            about |= {"tokens": tokens, "real": real}
             model = {"class": type(self.model).__name__, "weights": len(like), "digest": digest}
             _, _, tensors = self.folder.open(settings | {"shape": about, "model": model}, resume=True)
             if tensors:

@@ -38,7 +38,7 @@ SENT = {
 FLOWER = "flower"  # in `methods`: an ordinary Flower app, whose replies `ntkfl.flower.guard` checks
 ENVIRONMENT, FOLDER = "NTKFL_POLICY", "ledger"
 _DIGEST = "^(sha256:[0-9a-f]{64})?$"
-_MOST_BYTES, _EXCHANGES = 65_536, 8  # of terms; in a round
+_MOST_BYTES, _EXCHANGES = 16_384, 8  # of terms; in a round, on average
 _SLACK = 1e-9  # ε is found by bisection
 Build = Callable[[Mapping[str, Any]], Any]  # federation.build.build_method
 
@@ -78,19 +78,24 @@ class Terms(Options):
             values = parse_json(text)
             terms = Terms(**values if isinstance(values, dict) else {"terms": values})
         except (ValueError, TypeError, ConfigError) as error:
-            raise MessageError(f"the run's terms cannot be read: {error}") from None
+            raise MessageError(f"the run's terms cannot be read: {str(error)[:300]}") from None
         if terms.text != text:
-            raise MessageError("the run's terms are not written as Terms.text writes them: a value twice, or left out")
+            raise MessageError("the run's terms are not as Terms.text writes them: a value is there twice, or left out")
         return terms
 
     @property
     def text(self) -> str:
+        """As it travels: JSON with sorted keys and no spaces."""
         values = self.model_dump(mode="json")
         return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
     @property
     def digest(self) -> str:
         return sha256(self.text.encode())
+
+
+def _refused(why: str) -> Refused:
+    return Refused("policy", why)
 
 
 def noisy(method: Any) -> bool:
@@ -102,7 +107,7 @@ class Limits(Options):
     """[privacy]: what a record of this site may lose, over all runs. Without noise only methods named in `methods`."""
 
     epsilon_per_run: float = Field(gt=0)
-    epsilon_per_year: float | None = Field(None, gt=0)
+    epsilon_per_year: float = Field(gt=0, description="sum over the runs of the last 365 days")
     delta: float = Field(1e-6, gt=0, lt=1, description="of each run")
     noise_clients: int = Field(1, ge=1, description="of secure sums: clients whose noise counts, this one among them")
 
@@ -147,29 +152,26 @@ class Policy(Options):
             module = name.partition(":")[0]
             library = module.partition(".")[0] in sys.stdlib_module_names
             if name not in self.methods and (library or module not in sys.modules):
-                raise Refused("policy", f"the terms name code of this site's, {name}: import its module in the app")
+                raise _refused(f"the terms name code of this site's, {name!r}: import its module in the app")
 
     def check(self, terms: Terms, method: Any) -> None:
         """Refuse terms that this policy does not allow, in one line; `method` is what they build."""
         name, kind = method.name, method.shows
         if name not in self.methods and kind not in self.methods:
-            raise Refused("policy", f"{name} sends {kind}, and the policy allows {', '.join(self.methods)}")
+            raise _refused(f"{name} sends {kind}, and the policy allows {', '.join(self.methods)}")
         if terms.min_clients < self.min_clients:
-            raise Refused(
-                "policy", f"rounds of {terms.min_clients} clients, and the policy asks for {self.min_clients}"
-            )
+            raise _refused(f"rounds of {terms.min_clients} clients, and the policy asks for {self.min_clients}")
         if self.secure_sum == "required" and not method.secure_sum:
-            raise Refused("policy", f"{name} comes without secure sums, which the policy requires")
+            raise _refused(f"{name} comes without secure sums, which the policy requires")
         if self.shuffler and (method.secure_sum or method.shuffle) and terms.shuffler != self.shuffler:
-            raise Refused("policy", f"the shuffler is {terms.shuffler or 'unnamed'}, not the policy's {self.shuffler}")
+            raise _refused(f"the shuffler is {terms.shuffler or 'unnamed'}, not the policy's {self.shuffler}")
         if self.privacy is None or (not method.adds_noise and name in self.methods):
             return
         epsilon = self.epsilon(method, terms.rounds)
         if epsilon is None:
-            raise Refused("policy", f"{name} sends {kind} without noise of this site's: no ε, which [privacy] limits")
+            raise _refused(f"{name} sends {kind} without noise of this site's: no ε, which [privacy] limits")
         if epsilon > self.privacy.epsilon_per_run + _SLACK:
-            raise Refused(
-                "policy",
+            raise _refused(
                 f"ε would be {epsilon:.4g} at δ = {self.privacy.delta:g} for a record of this site by the noise that "
                 f"counts here, above epsilon_per_run = {self.privacy.epsilon_per_run:g}",
             )
@@ -221,26 +223,29 @@ class Site:
         folder = path.parent / FOLDER / str(node_config.get("partition-id", ""))
         return Site(Policy.read(path), Ledger(folder), str(node))
 
-    def admit(self, terms: Terms, run: object, build: Build, shuffler: str = "") -> Any:
-        """The method of the terms, if the policy allows them. `shuffler` is the digest of the key that replies will be
-        sealed for. Once per run it prints what is about to be promised.
+    def admit(self, terms: Terms, run: object, build: Build, shuffler: str = "", seeded: bool = False) -> Any:
+        """The method of the terms, if the policy allows them; once per run it prints what is about to be promised.
+
+        `shuffler` is the digest of the key that replies will be sealed for, `seeded` whether noise follows from a seed.
         """
+        if not (0 < len(str(run)) <= 64 and str(run).isprintable()):  # the server's word, for logs and files of ours
+            raise _refused(f"a run called {str(run)[:64]!r}: at most 64 printable characters are a name")
         self.policy.check_code(terms)
         method = build(terms.method)
         if Terms.of(method, **terms.model_dump(exclude={"method"})) != terms:
-            raise Refused("policy", f"the terms leave options of {method.name} out, or call it by another name")
+            raise _refused(f"the terms leave options of {method.name} out, or call it by another name")
         sealed = method.secure_sum or method.shuffle
         if terms.shuffler != shuffler or (sealed and not shuffler and not self.simulated):
-            raise Refused(
-                "policy", f"replies go through {shuffler or 'no shuffler'}; terms: {terms.shuffler or 'none'}"
-            )
+            raise _refused(f"replies go through {shuffler or 'no shuffler'}; terms: {terms.shuffler or 'none'}")
+        if seeded and noisy(method) and not self.simulated:
+            raise _refused("noise that follows from a seed hides nothing: leave seed out of reply(…)")
         self.policy.check(terms, method)
         self._check_running_code()
         self._admitted[str(run)] = terms, method
         with self.ledger.locked():
             known = [entry for entry in self.ledger.entries if entry.run == str(run)]
             if known and known[0].terms != terms.digest:
-                raise Refused("policy", f"the terms of run {run} changed: {known[0].terms[:12]}…, {terms.digest[:12]}…")
+                raise _refused(f"the terms of run {run} changed: {known[0].terms[:12]}…, {terms.digest[:12]}…")
             if not known:
                 epsilon = self.policy.epsilon(method, terms.rounds)
                 left = self._left(str(run), epsilon or 0.0)
@@ -252,28 +257,40 @@ class Site:
     def release(self, run: object, round: int, exchange: int, question: bytes, make: Callable[[], bytes]) -> bytes:
         """The reply to a question, made by `make`, kept and entered in the ledger before it is returned.
 
-        `round` is that of the question itself. The same question gets the same bytes; another one for the same round
-        and exchange, an earlier round, or a round beyond the terms is refused. Noise allows one answer in a round.
+        `make` sends nothing: what goes to a shuffler goes there after this returns. `round` is the question's own. The
+        same question gets the same bytes; another one for the same round and exchange, one of an earlier round, and
+        one beyond the terms' rounds are refused. Where noise is added there is one answer in a round.
         """
         if str(run) not in self._admitted:
-            raise Refused("policy", f"run {run} has not been admitted")
+            raise _refused(f"run {run} has not been admitted")
         terms, method = self._admitted[str(run)]
-        reply: bytes | None = None
+        name, reply = f"{round}-{exchange}", None
         while True:
             with self.ledger.locked():
                 past = [e for e in self.ledger.entries if e.run == str(run) and e.what == "reply"]
-                same = [e for e in past if (e.round, e.exchange) == (round, exchange)]
-                if same:
-                    return self._again(same[0], question)
-                epsilon = self._next(terms, method, str(run), round, exchange, past)
+                if same := [e for e in past if (e.round, e.exchange) == (round, exchange)]:
+                    self._check_again(same[0], question)
+                    reply = self.ledger.kept(str(run), name) or reply
+                    if reply is not None and sha256(reply) != same[0].reply:
+                        raise _refused(f"round {round} of run {run} was answered, and its reply is gone")
+                else:
+                    epsilon = self._next(terms, method, str(run), round, past)
+                    if reply is not None:
+                        self.ledger.keep(str(run), name, reply, first=not past or past[-1].round < round)
+                        asked = {"round": round, "exchange": exchange, "question": sha256(question)}
+                        told = {"epsilon": epsilon, "bytes": len(reply), "reply": sha256(reply)}
+                        self.ledger.append(self._entry("reply", str(run), terms, method, **asked, **told))
                 if reply is not None:
-                    first = not past or past[-1].round < round
-                    self.ledger.keep(str(run), f"{round}-{exchange}", reply, first)
-                    asked = {"round": round, "exchange": exchange, "question": sha256(question), "epsilon": epsilon}
-                    told = {"bytes": len(reply), "reply": sha256(reply)}
-                    self.ledger.append(self._entry("reply", str(run), terms, method, **asked, **told))
                     return reply
             reply = make()  # takes long, and others may need the ledger
+
+    def check_app(self) -> None:
+        """Refuse an ordinary Flower app where the policy asks for what only a method of this package can keep."""
+        if FLOWER not in self.policy.methods and (self.policy.privacy or "updates" not in self.policy.methods):
+            raise _refused(f"an ordinary Flower app, and the policy's methods do not name {FLOWER!r}")
+        if self.policy.secure_sum == "required" or self.policy.min_clients > 1:
+            raise _refused("an ordinary Flower app cannot show secure sums or a least number of clients")
+        self._check_running_code()
 
     def record(self, run: object, round: int, size: int, digest: str) -> None:
         """Enter a reply of an ordinary Flower app."""
@@ -283,32 +300,28 @@ class Site:
                 LedgerEntry(time=_clock(), what="reply", run=str(run), node=self.node, method=FLOWER, **told)
             )
 
-    def _again(self, entry: LedgerEntry, question: bytes) -> bytes:
+    def _check_again(self, entry: LedgerEntry, question: bytes) -> None:
         where = f"round {entry.round}, exchange {entry.exchange} of run {entry.run}"
         if entry.question != sha256(question):
-            raise Refused("policy", f"{where} was answered to another question")
+            raise _refused(f"{where} was answered to another question")
         if entry.node != self.node:
-            raise Refused("policy", f"{where} was answered by node {entry.node}: give each SuperNode a policy folder")
-        kept = self.ledger.kept(entry.run, f"{entry.round}-{entry.exchange}")
-        if kept is None or sha256(kept) != entry.reply:
-            raise Refused("policy", f"{where} was answered, and its reply is no longer kept")
-        return kept
+            raise _refused(f"{where} was answered by node {entry.node}: give each SuperNode a policy folder")
 
-    def _next(
-        self, terms: Terms, method: Any, run: str, round: int, exchange: int, past: list[LedgerEntry]
-    ) -> float | None:
+    def _next(self, terms: Terms, method: Any, run: str, round: int, past: list[LedgerEntry]) -> float | None:
         """ε of the run after one more answer, where there may be one."""
-        if not 1 <= round <= terms.rounds or not 0 <= exchange < _EXCHANGES:
-            raise Refused("policy", f"round {round}, exchange {exchange}: the terms are for {terms.rounds} rounds")
+        if not 1 <= round <= terms.rounds:
+            raise _refused(f"round {round} is asked for, and the terms are for {terms.rounds} rounds")
         if past and round < past[-1].round:
-            raise Refused("policy", f"round {round} is asked for after round {past[-1].round}")
+            raise _refused(f"round {round} is asked for after round {past[-1].round}")
         if not noisy(method):
+            if len(past) >= _EXCHANGES * terms.rounds:
+                raise _refused(f"{len(past)} questions in {terms.rounds} rounds were answered: no more are")
             return None
         answers = len(past) + 1
         if past and past[-1].round == round:
-            raise Refused("policy", f"{method.name} answers once in a round, and round {round} was answered")
+            raise _refused(f"{method.name} answers once in a round, and round {round} was answered")
         if answers > min(terms.rounds, method.budget_rounds):
-            raise Refused("policy", f"{len(past)} rounds were answered: ε of the terms is spent")
+            raise _refused(f"{len(past)} rounds were answered: ε of the terms is spent")
         epsilon = self.policy.epsilon(method, answers)
         self._left(run, epsilon or 0.0)
         return epsilon
@@ -316,12 +329,12 @@ class Site:
     def _left(self, run: str, epsilon: float) -> float:
         """ε that the year leaves after a run of so much; refuses what exceeds it."""
         limits = self.policy.privacy
-        if limits is None or limits.epsilon_per_year is None:
+        if limits is None:
             return float("inf")
         left = limits.epsilon_per_year - spent_in_year(self.ledger.entries, _clock(), run)
         if epsilon > left + _SLACK:
             year = f"{max(0.0, left):.3g} of {limits.epsilon_per_year:g} are left of this year's ε"
-            raise Refused("policy", f"{year}, and the run takes {epsilon:.3g}")
+            raise _refused(f"{year}, and the run takes {epsilon:.3g}")
         return left - epsilon
 
     def _promise(self, run: str, terms: Terms, method: Any, epsilon: float | None, left: float) -> str:
@@ -335,7 +348,7 @@ class Site:
         cost = "no noise, so no ε: replies may reveal records"
         if epsilon is not None:
             cost = f"ε = {epsilon:.3g} at δ = {self.policy.delta(method):g} for a record of this site"
-            cost += f"; {left:.3g} are left this year" if left < float("inf") else "; the policy sets no limit a year"
+            cost += f"; {left:.3g} are left this year" if self.policy.privacy else "; the policy sets no limit"
         sent = f"run {run} is accepted: {method.name}, {terms.rounds} rounds, sends {SENT[method.shows]}"
         return f"policy: {sent}\npolicy: the server sees {seen}\npolicy: {cost}"
 
@@ -349,7 +362,7 @@ class Site:
         if self.policy.code:
             for name, digest in running_code().items():
                 if digest not in self.policy.code:
-                    raise Refused("policy", f"the code of {name} is {digest}, which the policy's `code` does not list")
+                    raise _refused(f"the code of {name} is {digest}, which the policy's `code` does not list")
 
 
 def _clock() -> int:
@@ -369,7 +382,7 @@ def running_code() -> Mapping[str, str]:
         path = Path(getattr(module, "__file__", None) or "").resolve()
         installed = path.is_relative_to(stdlib) or {"site-packages", "dist-packages"} & {*path.parts}
         top, depth = name.partition(".")[0], name.count(".") + (path.name == "__init__.py")
-        if path.suffix == ".py" and not installed and top not in found and not top.startswith("__"):
+        if path.is_file() and path.suffix == ".py" and not installed and top not in found and not top.startswith("__"):
             found[top] = path.parents[depth - 1] if depth else path
     return {name: code_digest(path) for name, path in found.items()}
 
