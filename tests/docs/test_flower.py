@@ -77,6 +77,7 @@ def test_three_machines_from_nothing_in_twelve_commands(tmp_path: Path) -> None:
     finally:
         os.killpg(shell.pid, signal.SIGKILL)
     assert "all here" in said, said
-    runs = [re.findall(r"\d: \{'accuracy': '([\d.e+-]+)'\}", run) for run in said.split("ServerApp-side")[1:]]
+    ends = [end.split("ClientApp-side")[0] for end in said.split("ServerApp-side")[1:]]
+    runs = [re.findall(r"\d: \{'accuracy': '([\d.e+-]+)'\}", end) for end in ends]
     assert [len(run) for run in runs] == [4, 2], said  # three rounds, then one
     assert float(runs[0][-1]) > 0.7, said
