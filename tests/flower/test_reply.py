@@ -211,7 +211,10 @@ def test_a_loader_that_augments_is_fine_for_averages_and_warned_of_otherwise(sai
     [
         ((torch.randn(9, 5), torch.arange(9) % 3), r"DataError: inputs of shape \[5\]; the run's terms say \[6\]"),
         ((torch.randn(9, 6), torch.arange(9)), "DataError: labels 0 to 8; the run's terms say 3 classes"),
-        ((torch.randn(9, 6), torch.randn(9, 4)), r"DataError: targets of shape \[9, 4\]; the run's terms say 3 outputs"),
+        (
+            (torch.randn(9, 6), torch.randn(9, 4)),
+            r"DataError: targets of shape \[9, 4\]; the run's terms say 3 outputs",
+        ),
         ((torch.full((9, 6), float("nan")), torch.arange(9) % 3), "DataError: this client's data: x has a value that"),
         (Pairs(samples()[0], _dictionary), "DataError: this client's data: item 0 is a dict"),
     ],

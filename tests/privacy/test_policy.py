@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ntkfl.privacy.policy import Limits, Policy, Site, Terms, code_digest, running_code
 from typer.testing import CliRunner
 
 from ntkfl.cli import app
@@ -21,7 +22,6 @@ from ntkfl.federation.client import Client, SystemRandomness
 from ntkfl.methods import CPNTKFL, NTKFL, DPFedAvg, FedAvg, Method, PrivateRidge, PrivateSums, SumNTKFL, Task
 from ntkfl.models import mlp
 from ntkfl.privacy.ledger import FILE, Ledger
-from ntkfl.privacy.policy import Limits, Policy, Site, Terms, code_digest, running_code
 from ntkfl.wire import Message
 
 ISSUED = """

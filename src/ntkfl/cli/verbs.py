@@ -31,8 +31,6 @@ VERBS = {
     "data": "Datasets, and how they are dealt to clients.",
     "keys": "Keys and tokens of a federation.",
     "policy": "What may leave this site, and what has left it.",
-    "keys": "Keys and tokens of a federation.",
-    "policy": "What may leave this site, and what has left it.",
     "serve": "Run a federation's key server or shuffler.",
 }
 
