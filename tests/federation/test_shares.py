@@ -153,10 +153,9 @@ def by_name(folder: Path, method: str = "sum-ridge") -> RunConfig:
 
 
 def test_clients_by_the_names_in_their_file(tmp_path: Path) -> None:
-    execute(by_name(tmp_path), out=tmp_path / "run", insight=True)
-    kept = json.loads((tmp_path / "run" / "insight.json").read_text())["clients"]
-    assert (kept["names"], kept["classes"]) == (["east", "north", "south"], ["a", "b", "c"])
+    execute(by_name(tmp_path), out=tmp_path / "run")
     known = SharesOfRun(tmp_path / "run")
+    assert known.names == ["east", "north", "south"]
     assert [known.find(name) for name in ("north", "1", 1)] == [1, 1, 1]
     with pytest.raises(NTKFLError, match=r"unknown client 'nroth': did you mean 'north'\?"):
         known.find("nroth")
@@ -167,7 +166,7 @@ def test_clients_by_the_names_in_their_file(tmp_path: Path) -> None:
 
 
 def test_the_scores_of_the_old_model_leave_the_history(tmp_path: Path) -> None:
-    before = execute(by_name(tmp_path), out=tmp_path / "run", insight=True).history[-1]
+    before = execute(by_name(tmp_path), out=tmp_path / "run").history[-1]
     said = CliRunner().invoke(app, ["forget", str(tmp_path / "run"), "--client", "north"])
     assert said.exit_code == 0, said.output
     assert "forgot client north and its" in said.output
@@ -178,7 +177,6 @@ def test_the_scores_of_the_old_model_leave_the_history(tmp_path: Path) -> None:
     kept = json.loads((tmp_path / "run" / "forgotten.jsonl").read_text())
     assert kept["test_accuracy_before"] == before["test_accuracy"]
     assert before["samples"] == last["samples"] + kept["samples"]
-    assert not (tmp_path / "run" / "insight.json").exists()  # of the old model
     shown = view(find([tmp_path / "run"])[0][0])
     assert shown["text"] == "finished: 1 round; 1 client forgotten since (north)"
     said = CliRunner().invoke(app, ["audit", str(tmp_path / "run")])

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-import ntkfl
 from ntkfl.compare.plan import read_plan
 from ntkfl.errors import RunFolderError
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.report.page import write_report
 from ntkfl.report.runs import find, history, require
-from ntkfl.report.view import insight, view
+from ntkfl.report.view import view
 
 
 def named(root: Path, name: str):  # type: ignore[no-untyped-def]
@@ -119,52 +116,3 @@ def test_what_is_no_run_is_refused_in_one_line(make: str, message: str, tmp_path
         path.mkdir()
     with pytest.raises(RunFolderError, match=message):
         require([path])
-
-
-def test_spectra_are_the_kernels_of_the_first_and_last_weights(runs: Path) -> None:
-    """Against a run rebuilt by hand: data, cohort, first weights and the checkpoint's."""
-    run = named(runs, "whole")
-    found = insight(run)
-    records, state = run.folder.records(), run.folder.load_checkpoint()[1]
-    fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=20, alpha=0.1), seed=0)
-    assert found["clients"]["counts"] == fed.counts().tolist()
-    assert found["clients"]["title"] == "digits, 20 clients (Dirichlet α = 0.1, composition)"
-    x = torch.cat([fed.client(i)[0] for i in records[-1]["clients"]])
-    model = ntkfl.models.mlp(64, 8, 10)
-    with torch.no_grad():
-        for p, w in zip(model.parameters(), state["state/weights"].split([512, 8, 80, 10]), strict=True):
-            p.copy_(w.view_as(p))
-    H = ntkfl.jacobian(model, x[:: math.ceil(len(x) / 256)], form="dense").kernel()
-    first, last = found["spectra"]
-    assert last["label"] == "after round 4"
-    expected = torch.linalg.eigvalsh(H.double() / len(H)).flip(0)
-    torch.testing.assert_close(torch.tensor(last["values"][:20]).double(), expected[:20], rtol=2e-3, atol=1e-6)
-    assert first["values"] != last["values"]
-
-
-def test_a_run_made_in_python_keeps_its_classes_and_spectra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data and network are its user's, and no report can rebuild them."""
-    fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=20, alpha=0.1), seed=0)
-    torch.manual_seed(3)
-    model = ntkfl.models.mlp(64, 8, 10)
-    method = ntkfl.methods.FedAvg(local_steps=2, lr=0.1)
-    trained = ntkfl.train(model, fed, method, rounds=2, clients_per_round=3, out=tmp_path / "own", callbacks=[])
-    found = insight(named(tmp_path, "own"))
-    assert found["clients"]["counts"] == fed.counts().tolist()
-    first, last = found["spectra"]
-    assert (first["label"], last["label"]) == ("round 1", "after round 2")
-    x = torch.cat([fed.client(i)[0] for i in trained.history[0]["clients"]])
-    H = ntkfl.jacobian(model, x[:: math.ceil(len(x) / 256)], form="dense").kernel()
-    expected = torch.linalg.eigvalsh(H.double() / len(H)).flip(0)
-    torch.testing.assert_close(torch.tensor(first["values"][:20]).double(), expected[:20], rtol=2e-3, atol=1e-6)
-    assert first["values"] != last["values"]
-
-    def out_of_memory(*_: object, **__: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("ntkfl.federation.insight.jacobian", out_of_memory)
-    again = ntkfl.train(model, fed, method, rounds=2, clients_per_round=3, out=tmp_path / "again", callbacks=[])
-    assert again.history == trained.history  # the run itself is none the worse
-    found = insight(named(tmp_path, "again"))
-    assert found["clients"]["counts"] == fed.counts().tolist()
-    assert found["spectra_missing"] == "could not be computed (MemoryError)"

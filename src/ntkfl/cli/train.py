@@ -139,7 +139,6 @@ def train(
             resume=resume,
             device=device,
             callbacks=[_printed(display, as_json)],
-            insight=True,
         )
     if not as_json:
         display.summary(run.history, run.timings, out)

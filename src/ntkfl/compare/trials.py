@@ -129,8 +129,7 @@ class Workers:
 def _work(cell: Cell, device: str | None) -> None:
     try:
         data = _prepared(_data_settings(cell.config))
-        insight = not cell.config.hold_out
-        execute(cell.config, data=data, out=cell.folder.path, resume=True, device=device, insight=insight)
+        execute(cell.config, data=data, out=cell.folder.path, resume=True, device=device)
     except (NumericalError, Diverged) as error:  # a setting that diverges is a result, not a failure of the comparison
         write_atomically(cell.folder.path / "failed.txt", str(error).encode())
     except Exception as error:  # of a user's own code, mostly: told with its place, and the other cells go on

@@ -21,7 +21,6 @@ from ntkfl.tangent.ridge import RidgeSums, total
 
 RECORDS = "forgotten.jsonl"
 _SCORES = ("test_accuracy", "test_loss", "last_accuracy", "validation_accuracy", "validation_loss", "train_loss")
-_INSIGHT = "insight.json"  # of the model, and of the clients, before
 
 
 class SharesOfRun:
@@ -149,7 +148,6 @@ def forget(path: Path | str, who: int | str) -> Record:
             **before_it,
         }
         run.folder.append(RECORDS, record)
-        (run.folder.path / _INSIGHT).unlink(missing_ok=True)
     return record
 
 

@@ -23,7 +23,6 @@ from ntkfl.federation.callbacks import Callback, CallbackList, Progress
 from ntkfl.federation.config import RunConfig, describe_method
 from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.feature_cache import feature_folder, split_frozen
-from ntkfl.federation.insight import keep_insight
 from ntkfl.federation.local import LocalTransport, SimulatedClients
 from ntkfl.federation.privacy_statement import privacy_statement, sum_promise
 from ntkfl.federation.run import Run, describe
@@ -105,10 +104,8 @@ def execute(
     resume: bool = False,
     device: str | None = None,
     callbacks: Sequence[Callback] = (),
-    insight: bool = False,
 ) -> Run:
     """Train what the configuration says, as `Simulation` does; `data` are what it names, where they are loaded already.
-    With `insight`, what reports show of clients and kernels is kept.
     """
     data = data or load_data(config)
     config = config.with_cohort(len(data))
@@ -134,7 +131,6 @@ def execute(
         out=out,
         resume=resume,
         callbacks=callbacks,
-        title=config.data.text if insight else None,
     )
 
 
@@ -227,11 +223,8 @@ class Simulation:
         resume: bool = False,
         callbacks: Sequence[Callback] | None = None,
         settings: Mapping[str, Any] | None = None,
-        title: str | None = None,
     ) -> Run:
-        """Play the rounds. `settings` overrides what the folder says of the run. Without them, or with a `title` for
-        it, what reports show of data and network is kept.
-        """
+        """Play the rounds. `settings` overrides what the folder says of the run."""
         if not isinstance(rounds, int) or rounds < 1:
             raise ConfigError(f"rounds must be a whole number of at least 1, got {rounds!r}")
         told = CallbackList([Progress(log=False)] if callbacks is None else callbacks)
@@ -246,11 +239,7 @@ class Simulation:
                 if callbacks is None:
                     warnings.warn(line, stacklevel=3)  # of `train`'s caller, who has no display of lines
                 told.on_start(f"warning: {line}")
-            run = self.server.run(folder, described, resume=resume, on_round=told.on_round)
-            if folder is not None and (settings is None or title) and run.history:
-                state, called = self.server.state.state, title or "data given in Python"
-                keep_insight(folder, self.all_data, self.clients, self.task.like, state, run.history, called)
-            return run
+            return self.server.run(folder, described, resume=resume, on_round=told.on_round)
         finally:
             told.on_end()
 
