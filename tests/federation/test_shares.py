@@ -47,11 +47,6 @@ def trained(folder: Path | None, *clients: int, method: SumRidge | None = None) 
     return ntkfl.train(model, fed, method, rounds=1, clients_per_round=len(clients), out=folder, callbacks=[])
 
 
-@pytest.fixture(autouse=True)
-def _memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NTKFL_FEATURES", "off")
-
-
 def head_of(run: ntkfl.Run) -> torch.Tensor:
     return torch.cat([run.model.head.weight.mT, run.model.head.bias.unsqueeze(0)]).detach()
 

@@ -99,7 +99,6 @@ def train(
 
     Example: ntkfl train --dataset fashion-mnist --alpha 0.1 --rounds 10 --out runs/a
     """
-    from ntkfl.federation.chance import advice
     from ntkfl.federation.server import remarks
     from ntkfl.federation.simulation import execute
     from ntkfl.progress import RoundTable
@@ -143,7 +142,7 @@ def train(
     if not as_json:
         display.summary(run.history, run.timings, out)
     if run.failure:
-        raise NumericalError(f"{run.failure}; {advice(run.method)}")
+        raise NumericalError(run.failure)
 
 
 def _settings_before(file: Path | None, resumed: Path | None, allow_code: bool) -> dict[str, Any]:

@@ -18,9 +18,8 @@ from ntkfl.data.moments import Standardization
 from ntkfl.data.torch_data import TorchData
 from ntkfl.errors import DataError, ModelError, NTKFLError, RunFolderError, TrustError
 from ntkfl.federation.build import build_network
-from ntkfl.federation.chance import failure
 from ntkfl.federation.config import ModelConfig, build_method, describe_method, describe_settings, method_code
-from ntkfl.federation.evaluation import Score
+from ntkfl.federation.evaluation import Score, failure
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.server_state import ServerState
 from ntkfl.methods import Method, State, Task

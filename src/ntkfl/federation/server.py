@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.errors import ConfigError, Diverged, NumericalError, TooFew
-from ntkfl.federation.chance import advice, warning
-from ntkfl.federation.evaluation import OwnTestSet, Score
+from ntkfl.federation.evaluation import ADVICE, OwnTestSet, Score, failure
 from ntkfl.federation.run import Run
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.seeds import seeded_torch
@@ -92,11 +91,11 @@ class Server:
             try:
                 record, timing = self.play(number)
             except (NumericalError, Diverged) as error:
-                error.add_note(f"training diverged: {advice(self.method)}")
+                error.add_note(f"training diverged: {ADVICE}")
                 raise
             history.append(record)
-            if said := warning(history, self.constant, self.method):
-                record["warning"] = "; ".join([*([record["warning"]] if "warning" in record else []), said])
+            if (worse := failure(history, self.constant)) and not failure(history[:-1], self.constant):
+                record["warning"] = "; ".join([*([record["warning"]] if "warning" in record else []), worse])
             timings.append(timing)
             if folder:
                 folder.append("history.jsonl", record)

@@ -16,13 +16,12 @@ from ntkfl.data.moments import Standardization
 from ntkfl.data.scales import scale_advice
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
-from ntkfl.federation import chance
 from ntkfl.federation.build import build_model, load_data, spelled_out
 from ntkfl.federation.byzantine import Byzantine, ByzantineClients
 from ntkfl.federation.callbacks import Callback, CallbackList, Progress
 from ntkfl.federation.config import RunConfig, describe_method
 from ntkfl.federation.evaluation import OwnTestSet
-from ntkfl.federation.feature_cache import feature_folder, split_frozen
+from ntkfl.federation.feature_cache import split_frozen
 from ntkfl.federation.local import LocalTransport, SimulatedClients
 from ntkfl.federation.privacy_statement import privacy_statement, sum_promise
 from ntkfl.federation.run import Run, describe
@@ -92,7 +91,7 @@ def train(
         )
         run = simulation.run(rounds, stop_at=stop_at, out=out, resume=resume, callbacks=callbacks)
     if run.failure:
-        warnings.warn(f"{run.failure}; {chance.advice(run.method)}", stacklevel=2)
+        warnings.warn(run.failure, stacklevel=2)
     return run
 
 
@@ -105,8 +104,7 @@ def execute(
     device: str | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Train what the configuration says, as `Simulation` does; `data` are what it names, where they are loaded already.
-    """
+    """Train what the configuration says, as `Simulation` does; `data` are what it names, where they are loaded already."""
     data = data or load_data(config)
     config = config.with_cohort(len(data))
     simulation = Simulation(
@@ -173,7 +171,7 @@ class Simulation:
             raise ConfigError("loss 'ce' needs class labels, but the targets are real-valued: use loss 'mse'")
         self.device = find_device(device) if device is not None else flatten(model).device
         with eager(model) as own:
-            trained, features = split_frozen(own, self.privacy, feature_folder(), self.device)
+            trained, features = split_frozen(own, self.privacy, self.device)
             trained = copy.deepcopy(trained).to(self.device)
         self.task = Task(
             trained,

@@ -19,7 +19,7 @@ from ntkfl.data.from_arrays import Array, checked_pair
 from ntkfl.data.torch_data import Pair, TorchData, read_torch, varies
 from ntkfl.errors import ConfigError, DataError, ModelError
 from ntkfl.federation.client import Client, SeededRandomness
-from ntkfl.federation.feature_cache import feature_folder, split_frozen
+from ntkfl.federation.feature_cache import split_frozen
 from ntkfl.federation.policy import Agreed, Site, Terms
 from ntkfl.federation.seeds import seeded_torch
 from ntkfl.flower import network
@@ -88,7 +88,7 @@ def reply(
             x, y = _placed(*_read(data, batch), fitted, agreed, terms, through)
             if (asked.round, exchange) == (1, 0) and "update" not in kinds_of(method) and _changes(data, batch):
                 log.warning("samples change when they are read again: %s takes one draw of each a round", method.name)
-            trained, features = split_frozen(fitted, privacy, feature_folder())
+            trained, features = split_frozen(fitted, privacy)
             x = x if features is None else features(x)
             task = Task(trained, terms.outputs, method.loss, label_smoothing=method.label_smoothing, privacy=privacy)
             task.example = x[:1] * 0, y[:1] * 0
