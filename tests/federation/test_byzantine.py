@@ -229,7 +229,7 @@ def test_boosted_updates_ruin_a_mean_and_no_robust_one(
 
 
 def test_rows_that_are_longer_than_others_are_cut_to_length(digits: ntkfl.data.Federated) -> None:
-    """Honest rows lie within a factor of four of the median, turned ones of six times their length do not; short rows cost less."""
+    """Honest rows lie within a factor of four of the median, turned ones of six times their length do not."""
     first = []
     for clip in (None, 4.0):
         torch.manual_seed(0)

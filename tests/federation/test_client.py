@@ -86,7 +86,7 @@ def test_a_deployed_client_loads_no_simulator(module: str) -> None:
     )
     assert module in loaded
     unwanted = {
-        *(f"ntkfl.federation.{name}" for name in ("simulation", "byzantine", "local", "server", "transcript")),
+        *(f"ntkfl.federation.{name}" for name in ("simulation", "byzantine", "local", "server")),
         "ntkfl.services.shuffler.store",
         "ntkfl.services.key_server.app",
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,31 +105,30 @@ def execute(
     device: str | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Train what the configuration says, as `Simulation` does; `data` are what it names, where they are loaded already."""
+    """Train what the configuration says; `data` are what it names, where they are loaded already."""
     data = data or load_data(config)
     config = config.with_cohort(len(data))
-    simulation = Simulation(
+    settings = without_draw(spelled_out(config))
+    if not config.data.own:
+        settings["data"].setdefault("clients", len(data))  # those that the data name
+    return simulation_of(config, data, device).run(
+        config.rounds, stop_at=config.stop_at, settings=settings, out=out, resume=resume, callbacks=callbacks
+    )
+
+
+def simulation_of(config: RunConfig, data: Federated, device: str | None = None) -> Simulation:
+    """What the configuration says, before its first round; `data` are what it names."""
+    return Simulation(
         build_model(config, data),
         data,
         config.built_method,
-        clients_per_round=config.clients_per_round,
+        clients_per_round=config.with_cohort(len(data)).clients_per_round,
         seed=config.seed,
         hold_out=config.hold_out,
         privacy=config.privacy,
         robust=config.robust,
         device=device,
         byzantine=config.byzantine,
-    )
-    settings = without_draw(spelled_out(config))
-    if not config.data.own:
-        settings["data"].setdefault("clients", len(data))  # those that the data name
-    return simulation.run(
-        config.rounds,
-        stop_at=config.stop_at,
-        settings=settings,
-        out=out,
-        resume=resume,
-        callbacks=callbacks,
     )
 
 
@@ -227,19 +227,18 @@ class Simulation:
             raise ConfigError(f"rounds must be a whole number of at least 1, got {rounds!r}")
         told = CallbackList([Progress(log=False)] if callbacks is None else callbacks)
         folder = RunFolder(out) if out is not None else None
-        self._record_transcripts(rounds, told)
         described = self._described(rounds, stop_at, settings)
         try:
-            told.on_begin(rounds)
+            told.tell("on_begin", rounds)
             for line in self._notes(rounds, described["promises"]):
-                told.on_start(line)
+                told.tell("on_start", line)
             for line in self._warnings(rounds):
                 if callbacks is None:
                     warnings.warn(line, stacklevel=3)  # of `train`'s caller, who has no display of lines
-                told.on_start(f"warning: {line}")
-            return self.server.run(folder, described, resume=resume, on_round=told.on_round)
+                told.tell("on_start", f"warning: {line}")
+            return self.server.run(folder, described, resume=resume, on_round=partial(told.tell, "on_round"))
         finally:
-            told.on_end()
+            told.tell("on_end")
 
     def _described(self, rounds: int, stop_at: float | None, settings: Mapping[str, Any] | None) -> dict[str, Any]:
         """What the run's folder says of it."""
@@ -305,14 +304,6 @@ class Simulation:
             f"the {plural(len(self.test[1]), 'test sample')}{drawn}{held}: the server measures on them as they are"
         )
         return privacy_statement(self.method, self.task, run, self.server.transport.floor, uncovered)
-
-    def _record_transcripts(self, rounds: int, told: CallbackList) -> None:
-        wanted = set(told.transcript_rounds)
-        if wanted and self.privacy.secure_sum:
-            raise ConfigError("of a secure sum the server has nothing but totals: there are no messages to record")
-        if any(not 1 <= number <= rounds for number in wanted):
-            raise ConfigError(f"cannot record rounds {sorted(wanted)}: the run has rounds 1 to {rounds}")
-        self.local.record(wanted, told.on_transcript)
 
     def shape(self) -> dict[str, Any]:
         """What the network takes and gives, and which seed projects: a name for it, never the seed."""
