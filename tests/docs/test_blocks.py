@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import click
 import pytest
-from ntkfl.privacy.policy import Policy
+from ntkfl.federation.policy import Policy
 from typer.testing import CliRunner
 
 from ntkfl.cli import app, verbs
