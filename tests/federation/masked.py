@@ -12,7 +12,7 @@ from ntkfl.crypto.hpke import SealingKey
 from ntkfl.crypto.mask_format import SEED_BYTES
 from ntkfl.crypto.masking import Words, unpack_words
 from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, unpack_rows
-from ntkfl.federation.secure_sum import SumSchema, MaskedTotal, mask_reply, open_sum
+from ntkfl.federation.secure_sum import MaskedTotal, SumSchema, mask_reply, open_sum
 from ntkfl.methods.replies import Addend
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.shuffler.store import Shuffler
