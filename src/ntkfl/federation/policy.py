@@ -25,7 +25,8 @@ from pydantic import Field, model_validator
 from ntkfl.errors import ConfigError, MessageError, Refused
 from ntkfl.federation.config import build_method, describe_method
 from ntkfl.methods import Method
-from ntkfl.methods.base import adds_noise, kinds_of
+from ntkfl.methods.averaging.centralized import Samples
+from ntkfl.methods.base import adds_noise
 from ntkfl.methods.combinations import settle
 from ntkfl.methods.sums.noisy_sums import NoisySums
 from ntkfl.options import Options
@@ -39,7 +40,9 @@ SENT = {
     "rows": "rows of samples (Jacobian, output, label)",
     "updates": "changes of weights after local training",
     "sums": "sums over samples",
+    "samples": "samples themselves",
 }
+_WORDS = {"update": "updates"}  # kinds of reply that a policy calls otherwise
 FLOWER = "flower"  # in `methods`: an ordinary Flower app, whose replies `ntkfl.flower.guard` checks
 ENVIRONMENT, FOLDER = "NTKFL_POLICY", "ledger"
 _DIGEST = "^(sha256:[0-9a-f]{64})?$"
@@ -111,9 +114,9 @@ class Agreed(NamedTuple):
 
     @property
     def kinds(self) -> list[str]:
-        """What clients send, in the words of a policy."""
-        kinds = {"update": "updates"}
-        return sorted(kinds.get(kind, kind) for kind in kinds_of(self.method))
+        """What clients send, in the words of a policy. Whole samples travel as rows, and are none."""
+        replies = set(self.method.replies.values())
+        return sorted({"samples" if issubclass(r, Samples) else _WORDS.get(r.kind, r.kind) for r in replies})
 
 
 def noisy(privacy: Privacy) -> bool:
@@ -140,7 +143,7 @@ class Guarded(Options):
 class Policy(Options):
     """policy.toml: what may leave a site."""
 
-    methods: tuple[str, ...] = Field(min_length=1, description="methods, or kinds of reply: rows, updates, sums")
+    methods: tuple[str, ...] = Field(min_length=1, description="methods, or kinds of reply, as in SENT")
     secure_sum: Literal["required", "optional"] = "optional"
     shuffler: str = Field("", pattern=_DIGEST, description="digest of the shuffler's key")
     min_clients: int = Field(1, ge=1, description="clients in a round, at least")
@@ -185,6 +188,9 @@ class Policy(Options):
             raise _refused(f"the shuffler is {terms.shuffler or 'unnamed'}, not the policy's {self.shuffler}")
         if self.privacy is None or (not adds_noise(agreed.method) and name in self.methods):
             return
+        loss = terms.method.get("loss")
+        if is_code(loss) and loss not in self.methods:
+            raise _refused(f"ε is for losses of one record each, and nobody vouches for {loss!r}: name it in methods")
         epsilon = self.epsilon(agreed, terms.rounds)
         if epsilon is None:
             raise _refused(
@@ -215,13 +221,16 @@ class Policy(Options):
         return spent([(worse * rho, times) for rho, times in method.releases(own, answers)], self.delta(agreed))
 
 
+_SIMULATED = Policy(methods=("rows", "updates", "sums"))
+
+
 class Site:
-    """A policy and a ledger. Without a policy nothing is refused, as in a simulation; what a run says of itself, its
-    rounds and its noise, holds all the same.
+    """A policy and a ledger. Without a policy nothing but samples themselves is refused, as in a simulation; what a run
+    says of itself, its rounds and its noise, holds all the same.
     """
 
     def __init__(self, policy: Policy | None, ledger: Ledger, node: str = "") -> None:
-        self.policy, self.ledger, self.node = policy or Policy(methods=tuple(SENT)), ledger, node
+        self.policy, self.ledger, self.node = policy or _SIMULATED, ledger, node
         self.simulated = policy is None
         self._admitted: dict[str, tuple[Terms, Agreed]] = {}
 
@@ -256,7 +265,7 @@ class Site:
         agreed = Agreed(method, settle(method, Privacy(**terms.privacy))[0])
         privacy = agreed.privacy
         if Terms.of(method, privacy, **terms.model_dump(exclude={"method", "privacy"})) != terms:
-            raise _refused(f"the terms leave options of {method.name} out, or call it by another name")
+            raise _refused(f"the terms leave settings of {method.name} out, or call it by another name")
         sealed = privacy.secure_sum or privacy.shuffle
         if terms.shuffler != shuffler or (sealed and not shuffler and not self.simulated):
             raise _refused(f"replies go through {shuffler or 'no shuffler'}; terms: {terms.shuffler or 'none'}")
@@ -264,7 +273,6 @@ class Site:
             raise _refused("noise that follows from a seed hides nothing: leave seed out of reply(…)")
         self.policy.check(terms, agreed)
         self._check_running_code()
-        self._admitted[str(run)] = terms, agreed
         with self.ledger.locked():
             known = [entry for entry in self.ledger.entries if entry.run == str(run)]
             if known and known[0].terms != terms.digest:
@@ -275,6 +283,7 @@ class Site:
                 self.ledger.append(self._entry("terms", str(run), terms, agreed))
                 if not self.simulated:
                     print(self._promise(str(run), terms, agreed, epsilon, left), flush=True)
+        self._admitted[str(run)] = terms, agreed
         return agreed
 
     def release(self, run: object, round: int, exchange: int, question: bytes, make: Callable[[], bytes]) -> bytes:
@@ -371,7 +380,7 @@ class Site:
             cost = f"ε = {epsilon:.3g} at δ = {self.policy.delta(agreed):g} for a record of this site"
             cost += f"; {left:.3g} are left this year" if self.policy.privacy else "; the policy sets no limit"
         sent = f"run {run} is accepted: {agreed.method.name}, {terms.rounds} rounds, sends "
-        sent += " and ".join(SENT[kind] for kind in agreed.kinds)
+        sent += " and ".join(SENT.get(kind, kind) for kind in agreed.kinds)
         return f"policy: {sent}\npolicy: the server sees {seen}\npolicy: {cost}"
 
     def _entry(
