@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from ntkfl.cli import app, verbs
 from ntkfl.compare.spec import Comparison
 from ntkfl.federation.config import RunConfig
-from ntkfl.privacy.policy import Policy
+from ntkfl.federation.policy import Policy
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -50,7 +50,9 @@ def test_every_block_is_of_a_kind_that_is_tested() -> None:
             assert "►" in block.text, block.text[:80]
         if block.language == "":  # commands, or a drawing
             first = block.text.split()[0]
-            assert first in ("make", "ntkfl", ".", "pip", "cd") or "►" in block.text or "─" in block.text, block.text[:80]
+            assert first in ("make", "ntkfl", ".", "pip", "cd") or "►" in block.text or "─" in block.text, block.text[
+                :80
+            ]
 
 
 def commands(text: str) -> list[list[str]]:

@@ -618,13 +618,19 @@ def test_the_digest_of_code_changes_with_the_code_alone(tmp_path: Path) -> None:
     assert code_digest(tmp_path / "one") != before
 
 
-def test_code_that_the_policy_lists_runs(tmp_path: Path) -> None:
+def test_code_that_the_policy_lists_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Policy(methods=("updates",), code=tuple(running_code().values()))
     assert set(running_code()) >= {"ntkfl", "tests"}  # the package, and what uses it
     site(tmp_path, policy).admit(terms_of(FedAvg()), "a")
     without = policy.model_copy(update={"code": (running_code()["ntkfl"],)})
     with pytest.raises(Refused, match="`code` does not list"):
         site(tmp_path, without).admit(terms_of(FedAvg()), "b")
+    (tmp_path / "came_later.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("came_later")  # in a process that has answered before
+    with pytest.raises(Refused, match="the code of came_later is sha256:"):
+        site(tmp_path, policy).admit(terms_of(FedAvg()), "a")
+    del sys.modules["came_later"]
 
 
 def test_what_is_shown_to_a_data_protection_officer(tmp_path: Path) -> None:

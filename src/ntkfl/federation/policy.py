@@ -247,7 +247,7 @@ class Site:
         """
         found = node_config.get("policy") or os.environ.get(ENVIRONMENT) or policy
         if not found:
-            _say_once("no policy.toml: as in a simulation every method is allowed; `ntkfl policy new` writes one")
+            _say_once("no policy.toml: as in a simulation all but samples may leave; `ntkfl policy new` writes one")
             return Site(None, MemoryLedger({} if memory is None else memory), str(node))
         path = Path(str(found))
         folder = path.parent / FOLDER / str(node_config.get("partition-id", ""))
@@ -407,9 +407,8 @@ def _say_once(line: str) -> None:
     print(line, flush=True)
 
 
-@cache
 def running_code() -> Mapping[str, str]:
-    """Digests by name: of ntkfl, and of every package in use that is not installed, such as a Flower app."""
+    """Digests by name: of ntkfl, and of every package in use by now that is not installed, such as a Flower app."""
     found, stdlib = {"ntkfl": Path(__file__).resolve().parents[1]}, Path(sysconfig.get_path("stdlib")).resolve()
     for name, module in list(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or "").resolve()
@@ -417,7 +416,7 @@ def running_code() -> Mapping[str, str]:
         top, depth = name.partition(".")[0], name.count(".") + (path.name == "__init__.py")
         if path.is_file() and path.suffix == ".py" and not installed and top not in found and not top.startswith("__"):
             found[top] = path.parents[depth - 1] if depth else path
-    return {name: code_digest(path) for name, path in found.items()}
+    return {name: _digest_once(path) for name, path in found.items()}
 
 
 def code_digest(path: Path) -> str:
@@ -425,3 +424,6 @@ def code_digest(path: Path) -> str:
     files = [path] if path.is_file() else sorted(path.rglob("*.py"))
     lines = [f"{sha256(file.read_bytes())} {file.relative_to(path.parent).as_posix()}\n" for file in files]
     return f"sha256:{sha256(''.join(lines).encode())}"
+
+
+_digest_once = cache(code_digest)  # code that was read stays what it was
