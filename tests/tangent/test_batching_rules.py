@@ -96,7 +96,7 @@ def test_prelu_needs_no_pass_per_sample(monkeypatch: pytest.MonkeyPatch) -> None
     def refuse(*_: object) -> dict[str, Tensor]:
         raise AssertionError("a backward pass for every output of every sample")
 
-    monkeypatch.setattr(dense, "one_at_a_time", refuse)
+    monkeypatch.setattr(dense, "_one_at_a_time", refuse)
     for N in (3, 5):
         model, x = network("PReLU per channel, 2-d", N, 3)
         ntkfl.jacobian(model, x)

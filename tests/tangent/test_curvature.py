@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.tangent import Flow, Sums, curvature, curvature_sums, plan_jacobian
-from ntkfl.tangent.constant_inputs import constant_inputs
 from ntkfl.tangent.curvature import step_curvature
 from ntkfl.tangent.losses import AnyLoss, find_loss, targets
 from ntkfl.tangent.sums import SKETCH, Factor, Shaped, probe_matrix, sketch_rank
@@ -275,7 +274,7 @@ def test_however_samples_are_dealt(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_inputs_that_no_weight_is_before() -> None:
     def constant(model: nn.Module, x: Tensor) -> set[int]:
-        return constant_inputs(model, x, plan_jacobian(model, x))
+        return {part.weight.start for part in plan_jacobian(model, x).parts if part.weight and part.constant}
 
     x = torch.randn(3, 4, dtype=torch.float64)
     model = mlp(4, 6, 5, 3)

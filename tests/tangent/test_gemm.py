@@ -64,13 +64,6 @@ def test_a_layers_kernel_product_is_that_of_float64(bias: bool, onednn: bool, mo
     assert ((found - exact).abs() / exact).max() < terms * torch.finfo(torch.float32).eps
 
 
-@BOTH
-def test_only_float32_goes_through_onednn(onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm, "by_onednn", lambda: onednn)
-    assert gemm.is_fast(torch.zeros(2, 2)) == onednn
-    assert not gemm.is_fast(torch.zeros(2, 2, dtype=torch.float64))
-
-
 @pytest.mark.parametrize(
     ("vendor", "capability", "expected"),
     [("AuthenticAMD", "AVX512", True), ("AuthenticAMD", "AVX2", False), ("GenuineIntel", "AVX512", False)],

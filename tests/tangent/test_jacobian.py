@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.privacy.sparsify import sparsify
-from ntkfl.tangent.dense import products
+from ntkfl.tangent.gemm import products
 from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.parameters import call_with, evaluating, flatten, trainable, unflatten
 from ntkfl.tangent.stacking import StackedJacobian
@@ -191,17 +191,11 @@ class TestRefusals:
             J.jvp(torch.randn(3))
         with pytest.raises(ModelError, match="cotangent must end in shape"):
             J.vjp(torch.randn(3, 3))
-        for what, product in {"delta": J.jvp, "the cotangent": J.vjp, "R": J.kernel_product}.items():
+        for what, product in {"delta": J.jvp, "the cotangent": J.vjp}.items():
             with pytest.raises(ModelError, match=f"^{what} must be a tensor, got an object of type list$"):
                 product([0.0, 1.0])  # type: ignore[arg-type]
         with pytest.raises(ModelError, match=r"^J must be a Jacobian of ntkfl.jacobian, got a tensor$"):
             J.gram(J.dense())  # type: ignore[arg-type]
-
-    @pytest.mark.parametrize("shape", [(1, 2), (3, 2), (3,), (2, 2, 2), ()])
-    def test_a_kernel_product_needs_as_many_rows_as_samples(self, shape: tuple[int, ...]) -> None:
-        J = ntkfl.jacobian(mlp(4, 3), torch.randn(2, 4).double())
-        with pytest.raises(ModelError, match=r"R must have shape \[2, k\], got"):
-            J.kernel_product(torch.randn(shape))
 
     @pytest.mark.parametrize("index", [(0, 1), (slice(None), 0), (), None, ...])
     def test_indices_are_of_rows_alone(self, index: object) -> None:
@@ -210,7 +204,7 @@ class TestRefusals:
         J = ntkfl.jacobian(model, x)
         stacked = ntkfl.concatenate([J, ntkfl.jacobian(model, x, "dense")])
         for some in (J, stacked):
-            with pytest.raises(ModelError, match=r"an index of a Jacobian is of rows only: J\[\[0, 1\]\]"):
+            with pytest.raises(ModelError, match=r"a Jacobian is indexed by rows only: use J\[\[0, 1\]\]"):
                 some[index]  # type: ignore[index]
 
 
@@ -281,11 +275,8 @@ def test_kernels_of_half_types_overflow_only_where_their_values_do(form: str) ->
     half = J.to(torch.float16)
     expected = half.double().kernel()
     assert 65_504 / 2 < expected.diagonal().max() < 65_504  # twice the largest overflows as well
-    H, R = half.kernel(), torch.randn(30, 2) / 100
+    H = half.kernel()
     assert H.dtype == torch.float16
     near = 2**-10 * expected.max()  # the rounding of the result, and float32's of sums
     assert (H.double() - expected).abs().max() <= near
     assert (half.gram(half[:3]).double() - expected[:, :3]).abs().max() <= near
-    product, rounded = half.kernel_product(R), R.half().double()
-    assert product.dtype == torch.float16
-    assert (product.double() - expected @ rounded).abs().max() <= 2**-10 * (expected @ rounded).abs().max()

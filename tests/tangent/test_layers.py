@@ -86,14 +86,6 @@ class TestConvolution:
         assert plan_jacobian(model, x, "dense").stored == 10 * 56970
         assert J.nbytes == 4 * 3 * plan_jacobian(model, x[:1]).stored
 
-    def test_a_few_images_at_a_time_are_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ntkfl.tangent.layers.convolution.REUSED_NUMBERS", 2 * 2 * 36)  # two images
-        model = Net(lambda m, x: torch.tanh(m.conv(x)).sum((2, 3)), conv=nn.Conv2d(2, 3, 3))
-        x = torch.randn(5, 2, 6, 6, dtype=torch.float64)
-        block = ntkfl.jacobian(model, x, form="factored").blocks[0]  # type: ignore[attr-defined]
-        assert [len(part) for part in block._few_images()] == [2, 2, 1]
-        assert check(model, x, "factored") == ["convolution"]
-
     def test_a_shared_filter_over_equal_images_keeps_its_factors(self) -> None:
         conv, out = nn.Conv2d(2, 2, 3, padding=1), nn.Linear(2, 3)
         model = Net(lambda m, x: m.out(torch.tanh(m.conv(torch.tanh(m.conv(x)))).mean((2, 3))), conv=conv, out=out)
@@ -116,9 +108,9 @@ class TestGram:
     def test_of_a_linear_layer(self, T: int, n_in: int, n_out: int, monkeypatch: pytest.MonkeyPatch) -> None:
         one, two = self.pair(T, n_in, n_out)
         expected = one.densify().values.flatten(1) @ two.densify().values.flatten(1).T
-        for ours in (one.gram_of_pairs(two), one._gram_of_dense_rows(two), one.gram(two)):
+        for ours in (one.pairs(two), one._gram_of_dense_rows(two), one.gram(two)):
             assert (ours - expected).abs().max() < EXACT
-        monkeypatch.setattr(LinearBlock, "_gram_of_tiles", lambda *_: "pairs")
+        monkeypatch.setattr(LinearBlock, "_gram_of_pairs", lambda *_: "pairs")
         monkeypatch.setattr(LinearBlock, "_gram_of_dense_rows", lambda *_: "dense")
         assert one.gram(two) == ("dense" if T == 9 else "pairs")
 
@@ -136,15 +128,7 @@ class TestGram:
         one, two = self.pair(2, 60, 60)
         for other in (one, two):
             expected = one.densify().values.flatten(1) @ other.densify().values.flatten(1).T
-            assert (one._gram_of_tiles(other, 2, LinearBlock.gram_of_pairs) - expected).abs().max() < EXACT
-
-    def test_more_samples_favour_dense_rows(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """They are made once for each sample, pairs for each two."""
-        monkeypatch.setattr(LinearBlock, "_gram_of_tiles", lambda *_: "pairs")
-        monkeypatch.setattr(LinearBlock, "_gram_of_dense_rows", lambda *_: "dense")
-        columns = slice(0, 1024), slice(1024, 1056)
-        blocks = [LinearBlock(torch.zeros(N, 8, 32), torch.zeros(N, 2, 8 * 32), *columns) for N in (4, 400)]
-        assert [block.gram(block) for block in blocks] == ["pairs", "dense"]
+            assert (one._gram_of_pairs(other, 2, LinearBlock.pairs) - expected).abs().max() < EXACT
 
     @pytest.mark.parametrize("positions", [1, 2, 4, 100])
     def test_of_a_convolution_with_few_positions_and_many_weights(
@@ -246,7 +230,7 @@ class TestRecurrent:
 
     def test_a_learned_initial_state_needs_no_pass_per_sample(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What is dense is differentiated through the unrolled layer too, which batches; the fused one does not."""
-        monkeypatch.setattr("ntkfl.tangent.dense.one_at_a_time", None)
+        monkeypatch.setattr("ntkfl.tangent.dense._one_at_a_time", None)
         model = Net(
             lambda m, x: m.out(m.cell(x, m.start.weight.unsqueeze(1).expand(1, len(x), 3).contiguous())[0][:, -1]),
             start=nn.Embedding(1, 3), cell=nn.GRU(2, 3, batch_first=True), out=nn.Linear(3, 2),

@@ -144,17 +144,14 @@ class TestMatrices:
         stored = J.nbytes
         J.jvp(torch.ones(6))
         J.vjp(torch.ones(5, 2))
-        matrix, transpose = block._matrix, block._transpose
+        kept = block._compressed
         J.jvp(torch.ones(2, 6))
         J.vjp(torch.ones(3, 5, 2))
-        assert matrix is not None
-        assert transpose is not None
-        assert block._matrix is matrix
-        assert block._transpose is transpose
+        assert kept is not None
+        assert block._compressed is kept
         assert J.nbytes == stored == 5 * 4 * (8 + 4)
         back = pickle.loads(pickle.dumps(block))
-        assert back._matrix is None
-        assert back._transpose is None
+        assert back._compressed is None
         assert torch.equal(back.values, block.values)
 
     def test_are_built_anew_for_other_tensors(self) -> None:

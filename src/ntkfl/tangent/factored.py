@@ -13,7 +13,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ntkfl.tangent.dense import DenseBlock, products
+from ntkfl.tangent.dense import DenseBlock
+from ntkfl.tangent.gemm import products
 from ntkfl.tangent.jacobian import Block, row_norms
 from ntkfl.tangent.linear_product import linear_product, rowwise
 
@@ -36,6 +37,8 @@ class FactoredBlock(Block):
     """
 
     kind: ClassVar[str]
+    positions: int  # at how many positions of a sample the weights are used
+    groups: int = 1
 
     def __init__(
         self, a: Tensor, g: Tensor, weight: slice | None, bias: slice | None, settings: tuple[int, ...] = ()
@@ -69,6 +72,10 @@ class FactoredBlock(Block):
     def transpose(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
         """Its transpose, cotangent [..., N, q] -> [..., k] and, where a bias trains, [..., k_b]."""
 
+    def seen(self) -> Tensor:
+        """What each group of the layer sees at each position, [N, groups, positions, inputs]: a layer's like W a."""
+        raise NotImplementedError
+
     @abstractmethod
     def weight_values(self) -> Tensor:
         """∂f/∂weight, dense: [N, d2, k]."""
@@ -91,14 +98,14 @@ class FactoredBlock(Block):
 
     def add_jvp(self, out: Tensor, delta: Tensor) -> None:
         assert self.weight is not None
-        if not len(self.g):
+        if not len(self.g):  # PyTorch's kernels differ in what they make of no rows
             return
         moved = self.apply(delta[..., self.weight], None if self.bias is None else delta[..., self.bias])
         out += rowwise(moved, self.g.mT)
 
     def add_vjp(self, out: Tensor, cotangent: Tensor) -> None:
         assert self.weight is not None
-        if not len(self.g):  # nothing to add, and PyTorch's kernels differ in what they make of no rows
+        if not len(self.g):
             return
         weight, bias = self.transpose(rowwise(cotangent, self.g))
         out[..., self.weight] += weight
@@ -129,13 +136,11 @@ class FactoredBlock(Block):
 
     def densify(self) -> DenseBlock:
         """The same columns, every derivative stored: N·d2·(k + k_b) numbers."""
-        parts, columns = [], []
-        if self.weight is not None:
-            parts, columns = [self.weight_values()], [self.weight]
-        if self.bias is not None:
-            parts.append(self.bias_values())
-            columns.append(self.bias)
-        return DenseBlock(parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1), tuple(columns))
+        parts = ([] if self.weight is None else [(self.weight_values(), self.weight)]) + (
+            [] if self.bias is None else [(self.bias_values(), self.bias)]
+        )
+        values = [part for part, _ in parts]
+        return DenseBlock(values[0] if len(values) == 1 else torch.cat(values, dim=-1), tuple(s for _, s in parts))
 
     @property
     def columns(self) -> int:
@@ -146,50 +151,48 @@ class FactoredBlock(Block):
 
         Outputs rather than rows are taken in turn, for then nothing is made dense twice, unless one is too large.
         """
-        d2 = self.g.shape[1]
+
+        def part(block: Self, rows: slice, outputs: slice) -> Tensor:
+            return block.with_tensors((block.a[rows], block.g[rows, outputs].contiguous())).densify().values.flatten(1)
+
         rows = max(1, DENSE_NUMBERS // self.columns)
         few = max(1, rows // max(len(self.g), len(other.g), 1))
         out = self.g.new_zeros(len(self.g), len(other.g))
         for i in range(0, len(self.g), rows):
-            for at in range(0, d2, few):
-                left = self._part(i, i + rows, at, at + few)
+            for at in range(0, self.g.shape[1], few):
+                left = part(self, slice(i, i + rows), slice(at, at + few))
                 for j in range(0, len(other.g), rows):
-                    right = left if other is self and i == j else other._part(j, j + rows, at, at + few)
-                    for one, two in zip(left, right, strict=True):
-                        products(one, two, out[i : i + rows, j : j + rows])
+                    same = other is self and i == j
+                    right = left if same else part(other, slice(j, j + rows), slice(at, at + few))
+                    products(left, right, out[i : i + rows, j : j + rows])
         return out
 
-    def _part(self, start: int, stop: int, first: int, last: int) -> list[Tensor]:
-        """Some rows of some outputs, dense and flat: of the weight and of the bias."""
-        few = self.with_tensors((self.a[start:stop], self.g[start:stop, first:last].contiguous()))
-        values = [few.weight_values()] if self.weight is not None else []
-        return [v.flatten(1) for v in ([*values, few.bias_values()] if self.bias is not None else values)]
-
-    def _gram_of_tiles(self, other: Self, positions: int, product: Callable[[Self, Self], Tensor]) -> Tensor:
-        """The Gram matrix by `product`, of as many samples as have PAIRED positions, the same pair once."""
+    def _gram_of_pairs(self, other: Self, positions: int, product: Callable[[Self, Self], Tensor]) -> Tensor:
+        """The Gram matrix by `product` of as many samples as have PAIRED positions; the same pair once."""
         rows = max(1, PAIRED // positions)
+        mine, theirs = (
+            [b.with_tensors((b.a[i : i + rows], b.g[i : i + rows])) for i in range(0, len(b.g), rows)]
+            for b in (self, other)
+        )
         out = self.g.new_empty(len(self.g), len(other.g))
-        for i in range(0, len(self.g), rows):
-            left = self.with_tensors((self.a[i : i + rows], self.g[i : i + rows]))
-            for j in range(0, len(other.g), rows):
+        for i, left in enumerate(mine):
+            for j, right in enumerate(theirs):
+                at, to = slice(i * rows, (i + 1) * rows), slice(j * rows, (j + 1) * rows)
                 if other is self and j < i:
-                    out[i : i + rows, j : j + rows] = out[j : j + rows, i : i + rows].T
-                    continue
-                same = other is self and j == i
-                right = left if same else other.with_tensors((other.a[j : j + rows], other.g[j : j + rows]))
-                out[i : i + rows, j : j + rows] = product(left, right)
+                    out[at, to] = out[to, at].T
+                else:
+                    out[at, to] = product(left, left if other is self and j == i else right)
         return out
 
     def _pairs_are_cheaper(self, other: Self, positions: int, inputs: int, outputs: int) -> bool:
-        """Whether a Gram matrix costs less by pairs of positions than by dense rows, in multiplications.
+        """Whether a Gram matrix costs fewer multiplications by pairs of positions than by dense rows.
 
-        Derivatives are written and read at what some dozens of multiplications take, and a product over so long rows
-        runs at a little more than half of the speed; both as measured on a CPU.
+        Each pair of positions takes a product of sensitivities and one of inputs; a dense row takes a product for each
+        position to make, and one for each row that it meets.
         """
-        d2, N, more = self.g.shape[1], len(self.g), 0 if other is self else len(other.g)
-        pairs = N * (more or N)
-        dense = d2 * outputs * inputs * ((N + more) * (positions + _WRITTEN) + 1.7 * pairs)
-        return pairs * positions**2 * (d2 * outputs + inputs + _PASS) <= dense
+        d2, N, M = self.g.shape[1], len(self.g), len(other.g)
+        pairs = N * M * positions**2 * (d2 * outputs + inputs)
+        return pairs <= d2 * outputs * inputs * ((N + M) * positions + N * M)
 
 
 class LinearBlock(FactoredBlock):
@@ -204,7 +207,8 @@ class LinearBlock(FactoredBlock):
         self, a: Tensor, g: Tensor, weight: slice | None, bias: slice | None, settings: tuple[int, ...] = ()
     ) -> None:
         super().__init__(a, g, weight, bias, settings)
-        self.T, self.n_in = a.shape[1], a.shape[2]
+        self.T = self.positions = a.shape[1]
+        self.n_in = a.shape[2]
         self.n_out = g.shape[2] // self.T
         self._product: Callable[[Tensor], Tensor] | None = None  # J Jᵀ, made ready at the first use
 
@@ -241,17 +245,20 @@ class LinearBlock(FactoredBlock):
         return weight, None if self.bias is None else rows.sum(dim=-2)
 
     def product(self, cotangent: Tensor) -> Tensor:
-        if self.T > 1 or not len(self.a):
+        if self.T > 1 or not len(self.a) or self.g.requires_grad or self.a.requires_grad:
             return super().product(cotangent)
         if self._product is None:
             self._product = linear_product(self._inputs(), self.g, self.bias is not None)
         return self._product(cotangent)
 
     def gram(self, other: Self) -> Tensor:
-        """The cheaper of pairs of positions, T²·(d2·n_out + n_in) operations a pair of samples, and dense rows."""
+        """The cheaper of pairs of positions and dense rows."""
         if self.T == 1 or self._pairs_are_cheaper(other, self.T, self.n_in, self.n_out):
-            return self._gram_of_tiles(other, self.T, LinearBlock.gram_of_pairs)
+            return self._gram_of_pairs(other, self.T, LinearBlock.pairs)
         return self._gram_of_dense_rows(other)
+
+    def seen(self) -> Tensor:
+        return self.a.unsqueeze(1)
 
     def weight_values(self) -> Tensor:
         N, d2 = self.g.shape[:2]
@@ -264,36 +271,25 @@ class LinearBlock(FactoredBlock):
     def bias_values(self) -> Tensor:
         return self.g.view(*self.g.shape[:2], self.T, self.n_out).sum(dim=2)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Copies and pickles carry what is stored, not what can be built from it.
-        return self.__dict__ | {"_product": None}
-
-    def _inputs(self) -> Tensor:
-        """[N·T, n_in]."""
-        return self.a.view(-1, self.n_in)
-
-    def gram_of_pairs(self, other: Self) -> Tensor:
+    def pairs(self, other: Self) -> Tensor:
         """Σ_tu ⟨g_t, g'_u⟩ (⟨a_t, a'_u⟩ + 1): Gram matrices of all positions, multiplied and summed over pairs."""
-        d2 = self.g.shape[1]
-        few = d2 if self.T == 1 else max(1, _WIDE // self.n_out)  # outputs at a time
-        total = self.g.new_zeros(len(self.g) * self.T, len(other.g) * other.T)
-        for at in range(0, d2, few):
-            left = self._sensitivities(at, at + few)
-            products(left, left if other is self else other._sensitivities(at, at + few), total)
-        rows = self._inputs()
+        left, rows = self._sensitivities(), self._inputs()
+        total = products(left, left if other is self else other._sensitivities())
         inputs = products(rows, rows if other is self else other._inputs())
         total *= inputs.add_(1) if self.bias is not None else inputs
         return total if self.T == 1 else total.view(len(self.g), self.T, len(other.g), other.T).sum((1, 3))
 
-    def _sensitivities(self, first: int, last: int) -> Tensor:
-        """Of some outputs, [N·T, outputs·n_out]."""
-        some = self.g.view(*self.g.shape[:2], self.T, self.n_out)[:, first:last]
-        return some.transpose(1, 2).reshape(len(self.g) * self.T, -1)
+    def _inputs(self) -> Tensor:
+        """[N·T, n_in]."""
+        return self.a.reshape(-1, self.n_in)
 
+    def _sensitivities(self) -> Tensor:
+        """[N·T, d2·n_out]."""
+        return self.g.view(*self.g.shape[:2], self.T, self.n_out).transpose(1, 2).reshape(len(self.g) * self.T, -1)
 
-_PASS = 32  # what reading and writing an N×N' matrix a few times costs, in multiplications
-_WRITTEN = 60  # what writing a derivative and reading it again costs
-_WIDE = 256  # columns from which on a matrix product is fast
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles carry what is stored, not what can be built from it.
+        return self.__dict__ | {"_product": None}
 
 
 def joined(pieces: list[Tensor], dim: int) -> Tensor:

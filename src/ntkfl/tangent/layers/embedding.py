@@ -25,7 +25,7 @@ class EmbeddingBlock(FactoredBlock):
         self, a: Tensor, g: Tensor, weight: slice | None, bias: slice | None, settings: tuple[int, ...] = ()
     ) -> None:
         super().__init__(a, g, weight, bias, settings)
-        self.T = a.shape[1]
+        self.T = self.positions = a.shape[1]
         self.E = g.shape[2] // self.T
 
     @classmethod
