@@ -86,12 +86,6 @@ class TestConvolution:
         assert plan_jacobian(model, x, "dense").stored == 10 * 56970
         assert J.nbytes == 4 * 3 * plan_jacobian(model, x[:1]).stored
 
-    def test_a_shared_filter_over_equal_images_keeps_its_factors(self) -> None:
-        conv, out = nn.Conv2d(2, 2, 3, padding=1), nn.Linear(2, 3)
-        model = Net(lambda m, x: m.out(torch.tanh(m.conv(torch.tanh(m.conv(x)))).mean((2, 3))), conv=conv, out=out)
-        x = torch.randn(4, 2, 3, 3, dtype=torch.float64)
-        assert check(model, x, "factored") == ["convolution", "linear"]
-
 
 class TestGram:
     """Pairs of positions and dense rows are two ways to one matrix; each is the cheaper somewhere."""
@@ -122,14 +116,6 @@ class TestGram:
             expected = one.densify().values.flatten(1) @ other.densify().values.flatten(1).T
             assert (one._gram_of_dense_rows(other) - expected).abs().max() < EXACT
 
-    @pytest.mark.parametrize("positions", [1, 4, 8, 100])
-    def test_of_pairs_in_any_memory(self, positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ntkfl.tangent.factored.PAIRED", positions)
-        one, two = self.pair(2, 60, 60)
-        for other in (one, two):
-            expected = one.densify().values.flatten(1) @ other.densify().values.flatten(1).T
-            assert (one._gram_of_pairs(other, 2, LinearBlock.pairs) - expected).abs().max() < EXACT
-
     @pytest.mark.parametrize("positions", [1, 2, 4, 100])
     def test_of_a_convolution_with_few_positions_and_many_weights(
         self, positions: int, monkeypatch: pytest.MonkeyPatch
@@ -157,19 +143,9 @@ class TestEmbedding:
         else:
             assert check(self.model(**options), x, "factored") == ["embedding", "linear"]
 
-    def test_tokens_are_held_as_integers(self) -> None:
-        J = ntkfl.jacobian(self.model(), torch.randint(0, 50, (5, 6)))
-        assert [t.dtype for t in J.tensors()][:2] == [torch.int32, torch.float64]
-        assert J.dtype == torch.float64
-
     def test_gradients_that_depend_on_the_batch_are_left_to_autograd(self) -> None:
         kinds = check(self.model(max_norm=1e6), torch.randint(0, 50, (5, 6)))
         assert kinds == ["linear", "dense"]
-
-    def test_tokens_time_first(self) -> None:
-        words, out = nn.Embedding(50, 4), nn.Linear(4, 3)
-        model = Net(lambda m, x: m.out(torch.tanh(m.words(x.T)).sum(0)), words=words, out=out)
-        assert check(model, torch.randint(0, 50, (5, 6)), "factored") == ["embedding", "linear"]
 
 
 class TestNorms:
@@ -289,12 +265,6 @@ class TestAttention:
 
 
 class TestWaysOfUse:
-    def test_samples_as_positions_of_one_image(self) -> None:
-        conv, norm, out = nn.Conv1d(4, 5, 1), nn.BatchNorm1d(5), nn.Linear(5, 3)
-        norm.running_mean.normal_()  # type: ignore[union-attr]
-        model = Net(lambda m, x: m.out(m.norm(m.conv(x.T.unsqueeze(0)))[0].T.tanh()), conv=conv, norm=norm, out=out)
-        assert check(model, torch.randn(5, 4, dtype=torch.float64)) == ["linear", "dense"]
-
     def test_a_layer_that_sees_no_sample(self) -> None:
         """A linear layer over a learned constant: the same for all samples, and no row of its own for any."""
         a, out = nn.Linear(4, 4), nn.Linear(4, 3)
@@ -349,26 +319,6 @@ class TestWaysOfUse:
 
         model = Net(lambda m, x: m.out(Square.apply(m.a(x))), a=nn.Linear(4, 5), out=nn.Linear(5, 3))
         assert check(model, torch.randn(5, 4, dtype=torch.float64), "factored") == ["linear", "linear"]
-
-    def test_layers_run_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A known layer is computed in place of its module, not beside it."""
-        counted = []
-        own = torch.nn.functional.linear
-        monkeypatch.setattr(torch.nn.functional, "linear", lambda *args: counted.append(0) or own(*args))
-        model, x = Net(lambda m, x: m.a(x), a=nn.Linear(4, 3)), torch.randn(5, 4, dtype=torch.float64)
-        with torch.no_grad():
-            plan = ntkfl.tangent.planning.make_plan(model, x, "auto")
-            counted.clear()
-            ntkfl.tangent.passes.piece(model, x, plan)
-        assert len(counted) == 1
-
-
-def test_working_numbers_bound_what_a_chunk_needs() -> None:
-    x = torch.randn(2, 784)
-    wide = nn.Sequential(
-        nn.Unflatten(1, (1, 28, 28)), nn.Conv2d(1, 64, 3, padding=1), nn.Flatten(), nn.Linear(50176, 32)
-    )
-    assert plan_jacobian(wide, x).working >= 32 * 64 * 784  # a row alone needs its sensitivities
 
 
 def test_chunks_never_hold_a_million_weights_dense(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 
-import pytest
 import torch
 from torch import nn
 
@@ -40,28 +39,6 @@ def test_a_stack_equals_the_whole_and_holds_no_piece() -> None:
         (J[2:7].product(R[2:7]), whole[2:7].jvp(whole[2:7].vjp(R[2:7]))),
     ]:
         assert (ours - expected).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("rows", [3, 11, 12, 40])
-@pytest.mark.parametrize("bias", [True, False])
-def test_products_through_weights_and_through_pairs_of_rows_agree(rows: int, bias: bool) -> None:
-    """A layer of 6 inputs goes through pairs of rows below 12 rows."""
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(6, 5, bias=bias), nn.ReLU(), nn.Linear(5, 3)).double()
-    J = ntkfl.jacobian(model, torch.randn(rows, 6, dtype=torch.float64))
-    R = torch.randn(rows, 3, dtype=torch.float64)
-    dense = J.dense().flatten(0, 1)
-    assert (J.product(R) - (dense @ (R.flatten() @ dense)).view(rows, 3)).abs().max() < 1e-11
-
-
-@pytest.mark.parametrize("rows", [3, 40])
-def test_a_hidden_layer_as_wide_as_the_output_is_not_taken_for_the_last(rows: int) -> None:
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 3)).double()
-    J = ntkfl.jacobian(model, torch.randn(rows, 6, dtype=torch.float64))
-    R = torch.randn(rows, 3, dtype=torch.float64)
-    dense = J.dense().flatten(0, 1)
-    assert (J.product(R) - (dense @ (R.flatten() @ dense)).view(rows, 3)).abs().max() < 1e-11
 
 
 def test_a_plan_serves_other_weights_and_rows() -> None:
