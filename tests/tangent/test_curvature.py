@@ -292,7 +292,7 @@ def test_inputs_that_no_weight_is_before() -> None:
 
 
 class TestMonteCarlo:
-    """One draw of a label a sample: each factor of outputs has the exact one as its mean, and is another at each draw."""
+    """One draw of a label a sample: each factor of outputs has the exact one as its mean."""
 
     def drawn(self, name: str, loss: str, draws: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The exact sums and `draws` of the drawn ones, [draws, ...] each."""

@@ -18,6 +18,7 @@ from ntkfl.tangent.gemm import products
 from ntkfl.tangent.jacobian import Block, row_norms
 from ntkfl.tangent.linear_product import linear_product, rowwise
 
+Settings = tuple[int, ...]
 PAIRED = 1024  # positions, on each side, of which a Gram matrix makes all pairs at a time: 4 MiB
 DENSE_NUMBERS = 2**22  # numbers of a block that a Gram matrix makes dense at a time, on each side
 
@@ -40,27 +41,28 @@ class FactoredBlock(Block):
     positions: int  # at how many positions of a sample the weights are used
     groups: int = 1
 
-    def __init__(
-        self, a: Tensor, g: Tensor, weight: slice | None, bias: slice | None, settings: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, a: Tensor, g: Tensor, weight: slice | None, bias: slice | None, settings: Settings = ()) -> None:
         self.a, self.g = a, g
         self.weight, self.bias = weight, bias
         self.settings = settings
+        self.measure()
+
+    @abstractmethod
+    def measure(self) -> None:
+        """Set `positions`, and what else follows from the factors' shapes."""
 
     @classmethod
     @abstractmethod
-    def from_calls(
-        cls, calls: Sequence[Call], weight: slice | None, bias: slice | None, settings: tuple[int, ...]
-    ) -> FactoredBlock | DenseBlock:
-        """The block of all calls summed; dense where the calls have no factors in common."""
+    def factors(cls, calls: Sequence[Call], settings: Settings) -> tuple[Tensor, Tensor, Settings] | None:
+        """a and g of all calls together, and the block's settings; None where the calls have no factors in common."""
 
     @classmethod
     @abstractmethod
-    def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: tuple[int, ...]) -> bool:
+    def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: Settings) -> bool:
         """Whether tensors from a stranger are factors of `weight` and `bias` (None: none) many columns."""
 
     @classmethod
-    def admits(cls, sample_dim: int, ndim: int, settings: tuple[int, ...]) -> bool:
+    def admits(cls, sample_dim: int, ndim: int, settings: Settings) -> bool:
         """Whether samples may lie along this dimension of the layer's input of `ndim` dimensions."""
         return sample_dim < ndim - 1
 
@@ -69,20 +71,24 @@ class FactoredBlock(Block):
         """The change of the layer's outputs when its parameters change: [..., k], [..., k_b] -> [..., N, q]."""
 
     @abstractmethod
-    def transpose(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Its transpose, cotangent [..., N, q] -> [..., k] and, where a bias trains, [..., k_b]."""
+    def transpose(self, cotangent: Tensor) -> Tensor:
+        """Its transpose in the weight, cotangent [..., N, q] -> [..., k]."""
 
-    def seen(self) -> Tensor:
-        """What each group of the layer sees at each position, [N, groups, positions, inputs]: a layer's like W a."""
-        raise NotImplementedError
+    def pooled(self, outputs: Tensor) -> Tensor:
+        """Numbers [..., q] of the layer's outputs summed over positions, [..., k_b]: the transpose in the bias."""
+        return outputs.reshape(*outputs.shape[:-1], self.positions, -1).sum(dim=-2)
 
     @abstractmethod
     def weight_values(self) -> Tensor:
         """∂f/∂weight, dense: [N, d2, k]."""
 
-    @abstractmethod
     def bias_values(self) -> Tensor:
         """∂f/∂bias, dense: [N, d2, k_b]."""
+        return self.pooled(self.g)
+
+    def seen(self) -> Tensor:
+        """What each group of the layer sees at each position, [N, groups, positions, inputs]: a layer's like W a."""
+        raise NotImplementedError
 
     @property
     def layout(self) -> Hashable:
@@ -107,16 +113,17 @@ class FactoredBlock(Block):
         assert self.weight is not None
         if not len(self.g):
             return
-        weight, bias = self.transpose(rowwise(cotangent, self.g))
-        out[..., self.weight] += weight
-        if self.bias is not None and bias is not None:
-            out[..., self.bias] += bias
+        R = rowwise(cotangent, self.g)
+        out[..., self.weight] += self.transpose(R)
+        if self.bias is not None:
+            out[..., self.bias] += self.pooled(R).sum(dim=-2)
 
     def product(self, cotangent: Tensor) -> Tensor:
         if not len(self.g):
             return torch.zeros_like(cotangent)
-        weight, bias = self.transpose(rowwise(cotangent, self.g))
-        return rowwise(self.apply(weight, bias), self.g.mT)
+        R = rowwise(cotangent, self.g)
+        bias = None if self.bias is None else self.pooled(R).sum(dim=-2)
+        return rowwise(self.apply(self.transpose(R), bias), self.g.mT)
 
     def gram(self, other: Self) -> Tensor:
         return self._gram_of_dense_rows(other)
@@ -203,25 +210,18 @@ class LinearBlock(FactoredBlock):
 
     kind = "linear"
 
-    def __init__(
-        self, a: Tensor, g: Tensor, weight: slice | None, bias: slice | None, settings: tuple[int, ...] = ()
-    ) -> None:
-        super().__init__(a, g, weight, bias, settings)
-        self.T = self.positions = a.shape[1]
-        self.n_in = a.shape[2]
-        self.n_out = g.shape[2] // self.T
+    def measure(self) -> None:
+        self.T = self.positions = self.a.shape[1]
+        self.n_in, self.n_out = self.a.shape[2], self.g.shape[2] // self.T
         self._product: Callable[[Tensor], Tensor] | None = None  # J Jᵀ, made ready at the first use
 
     @classmethod
-    def from_calls(
-        cls, calls: Sequence[Call], weight: slice | None, bias: slice | None, settings: tuple[int, ...]
-    ) -> LinearBlock:
+    def factors(cls, calls: Sequence[Call], settings: Settings) -> tuple[Tensor, Tensor, Settings]:
         a = joined([c.input.reshape(len(c.input), -1, c.input.shape[-1]) for c in calls], dim=1)
-        g = joined([c.sensitivity.flatten(start_dim=2) for c in calls], dim=2)
-        return cls(a, g, weight, bias)
+        return a, joined([c.sensitivity.flatten(start_dim=2) for c in calls], dim=2), ()
 
     @classmethod
-    def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: tuple[int, ...]) -> bool:
+    def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: Settings) -> bool:
         if a.ndim != 3 or not a.is_floating_point() or settings or not a.shape[1] or g.shape[2] % a.shape[1]:
             return False
         n_out = g.shape[2] // a.shape[1]
@@ -238,11 +238,10 @@ class LinearBlock(FactoredBlock):
                 moved += bias.unsqueeze(-2)
         return moved.reshape(*lead, N, self.T * self.n_out)
 
-    def transpose(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
+    def transpose(self, cotangent: Tensor) -> Tensor:
         lead, N = cotangent.shape[:-2], len(self.a)
         rows = cotangent.reshape(*lead, N * self.T, self.n_out)
-        weight = (rows.mT @ self._inputs()).reshape(*lead, self.n_out * self.n_in)
-        return weight, None if self.bias is None else rows.sum(dim=-2)
+        return (rows.mT @ self._inputs()).reshape(*lead, self.n_out * self.n_in)
 
     def product(self, cotangent: Tensor) -> Tensor:
         if self.T > 1 or not len(self.a) or self.g.requires_grad or self.a.requires_grad:
@@ -267,9 +266,6 @@ class LinearBlock(FactoredBlock):
             return (g.mT * self.a.unsqueeze(1)).flatten(2)
         sums = torch.bmm(g.transpose(2, 3).reshape(N, d2 * self.n_out, self.T), self.a)
         return sums.view(N, d2, self.n_out * self.n_in)
-
-    def bias_values(self) -> Tensor:
-        return self.g.view(*self.g.shape[:2], self.T, self.n_out).sum(dim=2)
 
     def pairs(self, other: Self) -> Tensor:
         """Σ_tu ⟨g_t, g'_u⟩ (⟨a_t, a'_u⟩ + 1): Gram matrices of all positions, multiplied and summed over pairs."""

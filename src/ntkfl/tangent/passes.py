@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -181,9 +181,16 @@ def _check_paths(run: Trace, rows: int, plan: JacobianPlan) -> None:
 
 
 def _block(part: Part, calls: Sequence[Call]) -> FactoredBlock | DenseBlock:
-    block = part.use.block.from_calls(calls, part.weight, part.bias, part.use.settings)
-    dense = part.dense or part.weight is None
-    return block.densify() if dense and isinstance(block, FactoredBlock) else block
+    """All calls' derivatives summed: as factors, or dense where that is smaller or they have no factors in common."""
+    kind, columns = part.use.block, (part.weight, part.bias)
+    factors = kind.factors(calls, part.use.settings)
+    if factors is None:
+        total, *more = [_block(replace(part, dense=True), [call]) for call in calls]
+        assert isinstance(total, DenseBlock)
+        return DenseBlock(sum((block.tensors()[0] for block in more), total.values), total.columns)
+    a, g, settings = factors
+    block = kind(a, g, *columns, settings)
+    return block.densify() if part.dense or part.weight is None else block
 
 
 def _sensitivities(f: Tensor, outputs: Sequence[Tensor], graph: bool) -> list[Tensor]:

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ntkfl.tangent.dense import DenseBlock
-from ntkfl.tangent.factored import Call, FactoredBlock, LinearBlock, joined
+from ntkfl.tangent.factored import Call, FactoredBlock, LinearBlock, Settings, joined
 from ntkfl.tangent.layers.geometry import Geometry
 from ntkfl.tangent.layers.tape import Tape
 
@@ -24,33 +23,23 @@ class ConvolutionBlock(FactoredBlock):
 
     kind = "convolution"
 
-    def __init__(
-        self, a: Tensor, g: Tensor, weight: slice | None, bias: slice | None, settings: tuple[int, ...] = ()
-    ) -> None:
-        super().__init__(a, g, weight, bias, settings)
-        self.geometry = Geometry.of(settings)
-        self.U = a.shape[1]
-        self.P = math.prod(self.geometry.positions(a.shape[3:]))
-        self.positions, self.groups = self.U * self.P, self.geometry.groups
-        self.C_out = g.shape[2] // self.positions
-        self.k = self.C_out * (a.shape[2] // self.geometry.groups) * math.prod(self.geometry.kernel)  # weights
+    def measure(self) -> None:
+        self.geometry = Geometry.of(self.settings)
+        self.U, self.groups = self.a.shape[1], self.geometry.groups
+        self.P = math.prod(self.geometry.positions(self.a.shape[3:]))
+        self.positions = self.U * self.P
+        self.C_out = self.g.shape[2] // self.positions
+        self.k = self.C_out * (self.a.shape[2] // self.groups) * math.prod(self.geometry.kernel)  # weights
 
     @classmethod
-    def from_calls(
-        cls, calls: Sequence[Call], weight: slice | None, bias: slice | None, settings: tuple[int, ...]
-    ) -> FactoredBlock | DenseBlock:
+    def factors(cls, calls: Sequence[Call], settings: Settings) -> tuple[Tensor, Tensor, Settings] | None:
         if len({c.input.shape for c in calls}) > 1:
-            # Images of several sizes share no factors, but their derivatives have one shape and add up.
-            total, *more = [cls.from_calls([c], weight, bias, settings).densify() for c in calls]  # type: ignore[union-attr]
-            for block in more:
-                total.values += block.values
-            return total
+            return None  # images of several sizes share no factors, but their derivatives have one shape and add up
         a = joined([c.input.unsqueeze(1) for c in calls], dim=1)
-        g = joined([c.sensitivity.flatten(2) for c in calls], dim=2)
-        return cls(a, g, weight, bias, settings)
+        return a, joined([c.sensitivity.flatten(2) for c in calls], dim=2), settings
 
     @classmethod
-    def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: tuple[int, ...]) -> bool:
+    def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: Settings) -> bool:
         if not a.is_floating_point() or a.ndim < 4 or not a.shape[1] or len(settings) != 4 * (a.ndim - 3) + 1:
             return False
         at = Geometry.of(settings)
@@ -68,7 +57,7 @@ class ConvolutionBlock(FactoredBlock):
         )
 
     @classmethod
-    def admits(cls, sample_dim: int, ndim: int, settings: tuple[int, ...]) -> bool:
+    def admits(cls, sample_dim: int, ndim: int, settings: Settings) -> bool:
         return sample_dim == 0
 
     def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -83,7 +72,7 @@ class ConvolutionBlock(FactoredBlock):
         out = out.reshape(len(self.a), self.U, G, B, each, self.P)
         return out.permute(3, 0, 1, 2, 4, 5).reshape(*lead, *self.g.shape[::2])
 
-    def transpose(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
+    def transpose(self, cotangent: Tensor) -> Tensor:
         lead, G = cotangent.shape[:-2], self.groups
         B, C_in, each = math.prod(lead), self.a.shape[2], self.C_out // G
         images = self._images()
@@ -91,10 +80,10 @@ class ConvolutionBlock(FactoredBlock):
         spread = spread.reshape(len(images), G * B * each, *self.geometry.positions(images.shape[2:]))
         shape = (G * B * each, C_in // G, *self.geometry.kernel)
         weight = self.geometry.weight_gradient(images, spread, shape)
-        weight = weight.view(G, B, self.k // G).transpose(0, 1).reshape(*lead, self.k)
-        if self.bias is None:
-            return weight, None
-        return weight, cotangent.reshape(*lead, len(images), self.C_out, self.P).sum(dim=(-3, -1))
+        return weight.view(G, B, self.k // G).transpose(0, 1).reshape(*lead, self.k)
+
+    def pooled(self, outputs: Tensor) -> Tensor:
+        return outputs.reshape(*outputs.shape[:-1], self.U, self.C_out, self.P).sum(dim=(-3, -1))
 
     def gram(self, other: Self) -> Tensor:
         """Dense rows, or pairs of positions where they are cheaper."""
@@ -117,10 +106,6 @@ class ConvolutionBlock(FactoredBlock):
         g = self.g.view(N, d2, self.U, G, each, self.P).permute(0, 3, 1, 4, 2, 5)
         total = torch.bmm(g.reshape(N * G, d2 * each, self.positions), self.seen().flatten(0, 1))
         return total.view(N, G, d2, -1).transpose(1, 2).reshape(N, d2, self.k)
-
-    def bias_values(self) -> Tensor:
-        N, d2 = self.g.shape[:2]
-        return self.g.view(N, d2, self.U, self.C_out, self.P).sum(dim=(2, 4))
 
     def _images(self) -> Tensor:
         return self.a.reshape(len(self.a) * self.U, *self.a.shape[2:])
