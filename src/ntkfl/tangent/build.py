@@ -126,12 +126,14 @@ def _differentiable(model: nn.Module) -> Iterator[None]:
 
 
 def _checked_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
+    """The plan for a form that there is."""
     if form not in FORMS:
         raise unknown("Jacobian form", form, FORMS)
     return make_plan(model, x, form)
 
 
 def _check_params(model: nn.Module, params: Values) -> None:
+    """An error for a name that trains nothing, or a tensor of another shape."""
     own = trainable(model) if params else {}
     for name, value in params.items():
         if name not in own:

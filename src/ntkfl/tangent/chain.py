@@ -58,6 +58,7 @@ Pull = Callable[[Cotangents], Cotangents]  # of a layer's output -> of its input
 
 
 def made(at: Cotangents) -> Tensor:
+    """The cotangents as a tensor."""
     return at.made() if isinstance(at, Spread) else at
 
 
@@ -85,6 +86,7 @@ def find_chain(model: nn.Module, x: Tensor, untouched: Callable[[nn.Module], boo
 
 
 def _known(module: nn.Module, x: Tensor) -> bool:
+    """Whether a chain has a rule for this layer and these numbers [N, …]."""
     kind = type(module)  # a subclass may compute something else
     if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         plain = kind in _CONVOLUTIONS and module.groups == 1 and {*module.dilation} == {1}
@@ -117,6 +119,9 @@ def backward(chain: Chain, x: Tensor, wanted: set[str], outputs: int) -> Iterato
 
 
 def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, Pull]:
+    """A layer's output, and how cotangents of it become those of its input: Aᵀ for a layer A, element by element
+    else.
+    """
     if isinstance(module, nn.Linear):
         return module(x), lambda at: made(at) @ module.weight
     if isinstance(module, _CONVOLUTIONS):

@@ -33,11 +33,13 @@ class DenseBlock(Block):
         return type(self)(tensors[0], self.columns)
 
     def add_jvp(self, out: Tensor, delta: Tensor) -> None:
+        """Values [N·d2, k] times the δ of these columns."""
         picked = torch.cat([delta[..., s] for s in self.columns], dim=-1)
         N, d2, k = self.values.shape
         out += (picked @ self.values.view(N * d2, k).T).view(out.shape)
 
     def add_vjp(self, out: Tensor, cotangent: Tensor) -> None:
+        """The transpose: R as one row [N·d2]."""
         N, d2, k = self.values.shape
         self.scatter(out, cotangent.reshape(*cotangent.shape[:-2], N * d2) @ self.values.view(N * d2, k))
 
@@ -49,10 +51,12 @@ class DenseBlock(Block):
             out[..., span] += part
 
     def product(self, cotangent: Tensor) -> Tensor:
+        """Two products with the values, 4·N·d2·k operations."""
         rows = self.values.view(-1, self.values.shape[2])
         return (rows @ (cotangent.reshape(-1) @ rows)).view(cotangent.shape)
 
     def gram(self, other: Self) -> Tensor:
+        """Inner products of rows [d2·k]: N·N'·d2·k operations."""
         rows = self.values.flatten(1)
         return products(rows, rows if other is self else other.values.flatten(1))
 

@@ -176,6 +176,7 @@ def _as_far_as_it_goes(solve: Callable[[Jacobian], Solution], J: Jacobian, steps
 
 
 def _kernel_product(J: Jacobian, kernel: str) -> Product:
+    """R ↦ Θ R for the full kernel, never made, or for the trace kernel, made once."""
     if kernel == "full":
         return J.product
     H = J.kernel()
@@ -305,12 +306,14 @@ def _spectral(J: Jacobian, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[flo
 
 
 def _finite(values: Tensor) -> Tensor:
+    """The values, or an error that says where to look."""
     if not bool(values.isfinite().all()):
         raise NumericalError("the evolution produced values that are not finite: look for extreme rows in the Jacobian")
     return values
 
 
 def _check_steps(steps: Sequence[float], lr: float, scheme: str) -> tuple[float, ...]:
+    """The steps as numbers; `ConfigError` where the scheme cannot take them."""
     if not (lr > 0 and math.isfinite(lr)):
         raise ConfigError(f"the learning rate must be a positive number, got {lr}")
     try:

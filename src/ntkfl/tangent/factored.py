@@ -92,6 +92,7 @@ class FactoredBlock(Block):
 
     @property
     def layout(self) -> Hashable:
+        """The kind, the columns, the settings and the shapes of a row."""
         spans = tuple(None if s is None else (s.start, s.stop) for s in (self.weight, self.bias))
         return (self.kind, spans, self.settings, self.a.shape[1:], self.g.shape[1:])
 
@@ -103,6 +104,7 @@ class FactoredBlock(Block):
         return type(self)(a, g, self.weight, self.bias, self.settings)
 
     def add_jvp(self, out: Tensor, delta: Tensor) -> None:
+        """g_n (the change of the outputs of sample n), for every output of the network."""
         assert self.weight is not None
         if not len(self.g):  # PyTorch's kernels differ in what they make of no rows
             return
@@ -110,6 +112,7 @@ class FactoredBlock(Block):
         out += rowwise(moved, self.g.mT)
 
     def add_vjp(self, out: Tensor, cotangent: Tensor) -> None:
+        """R_n g_n is what comes back to the outputs of sample n; the transpose takes it to the weights."""
         assert self.weight is not None
         if not len(self.g):
             return
@@ -119,6 +122,7 @@ class FactoredBlock(Block):
             out[..., self.bias] += self.pooled(R).sum(dim=-2)
 
     def product(self, cotangent: Tensor) -> Tensor:
+        """There and back without a vector [d] in between."""
         if not len(self.g):
             return torch.zeros_like(cotangent)
         R = rowwise(cotangent, self.g)
@@ -126,6 +130,7 @@ class FactoredBlock(Block):
         return rowwise(self.apply(self.transpose(R), bias), self.g.mT)
 
     def gram(self, other: Self) -> Tensor:
+        """Dense rows; layers know cheaper ways."""
         return self._gram_of_dense_rows(other)
 
     def write_dense(self, out: Tensor) -> None:
@@ -135,10 +140,12 @@ class FactoredBlock(Block):
             out[..., self.bias] = self.bias_values()
 
     def norms(self) -> Tensor:
+        """‖g‖ ‖[a, 1]‖."""
         squares = row_norms(self.a).square() if self.a.is_floating_point() else self.a.shape[1]  # tokens: ones
         return row_norms(self.g) * (squares + torch.tensor(float(self.bias is not None))).sqrt()
 
     def scaled(self, factors: Tensor) -> Self:
+        """Scales g alone, for rows are linear in it."""
         return self.with_tensors((self.a, self.g * factors[:, None, None]))
 
     def densify(self) -> DenseBlock:
@@ -151,6 +158,7 @@ class FactoredBlock(Block):
 
     @property
     def columns(self) -> int:
+        """How many weights the block has."""
         return sum(int(s.stop - s.start) for s in (self.weight, self.bias) if s is not None)
 
     def _gram_of_dense_rows(self, other: Self) -> Tensor:
@@ -228,6 +236,7 @@ class LinearBlock(FactoredBlock):
         return weight == n_out * a.shape[2] and bias in (None, n_out)
 
     def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """δW a_t + δb at every position."""
         lead, N = weight.shape[:-1], len(self.a)
         matrix = weight.reshape(*lead, self.n_out, self.n_in).mT
         if bias is not None and not lead:
@@ -239,11 +248,13 @@ class LinearBlock(FactoredBlock):
         return moved.reshape(*lead, N, self.T * self.n_out)
 
     def transpose(self, cotangent: Tensor) -> Tensor:
+        """Σ_nt X_nt ⊗ a_nt."""
         lead, N = cotangent.shape[:-2], len(self.a)
         rows = cotangent.reshape(*lead, N * self.T, self.n_out)
         return (rows.mT @ self._inputs()).reshape(*lead, self.n_out * self.n_in)
 
     def product(self, cotangent: Tensor) -> Tensor:
+        """By `linear_product` where each sample uses the layer once."""
         if self.T > 1 or not len(self.a) or self.g.requires_grad or self.a.requires_grad:
             return super().product(cotangent)
         if self._product is None:
@@ -257,9 +268,11 @@ class LinearBlock(FactoredBlock):
         return self._gram_of_dense_rows(other)
 
     def seen(self) -> Tensor:
+        """a itself, in one group."""
         return self.a.unsqueeze(1)
 
     def weight_values(self) -> Tensor:
+        """Σ_t g_nct ⊗ a_nt: an outer product for each output, or a matrix product over positions."""
         N, d2 = self.g.shape[:2]
         g = self.g.view(N, d2, self.T, self.n_out)
         if self.T == 1:  # an outer product needs no sum, and broadcasting no reordering

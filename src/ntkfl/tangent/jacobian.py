@@ -191,10 +191,12 @@ class Jacobian(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
+        """The type of the derivatives."""
         return next(t.dtype for t in self.tensors() if t.is_floating_point())  # tokens and positions are integers
 
     @property
     def device(self) -> torch.device:
+        """Where the rows are."""
         return self.tensors()[0].device
 
     @property
@@ -210,6 +212,7 @@ class Jacobian(ABC):
         return f"{type(self).__name__}(N={N}, d2={d2}, d={d}, {self.nbytes / 2**20:.1f} MiB, {self.dtype})"
 
     def _check(self, what: str, tensor: Tensor, tail: tuple[int, ...]) -> Tensor:
+        """The tensor in this Jacobian's type; `ModelError` unless its shape ends in `tail`."""
         if not isinstance(tensor, Tensor):
             raise ModelError(f"{what} must be a tensor, got an object of type {type(tensor).__name__}")
         if tuple(tensor.shape[tensor.ndim - len(tail) :]) != tail:
@@ -228,12 +231,14 @@ class BlockJacobian(Jacobian):
 
     @property
     def layout(self) -> Hashable:
+        """The shape of a row, and the form of each block."""
         return (self.shape[1:], tuple(block.layout for block in self.blocks))
 
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(t for block in self.blocks for t in block.tensors())
 
     def jvp(self, delta: Tensor) -> Tensor:
+        """J δ = Σ_b J_b δ_b over the blocks."""
         N, d2, d = self.shape
         delta = self._check("delta", delta, (d,))
         out = delta.new_zeros((*delta.shape[:-1], N, d2))
@@ -242,6 +247,7 @@ class BlockJacobian(Jacobian):
         return out
 
     def vjp(self, cotangent: Tensor) -> Tensor:
+        """Each block writes its own columns."""
         N, d2, d = self.shape
         cotangent = self._check("the cotangent", cotangent, (N, d2))
         out = cotangent.new_zeros((*cotangent.shape[:-2], d))
@@ -260,6 +266,7 @@ class BlockJacobian(Jacobian):
         return total
 
     def gram(self, other: Jacobian) -> Tensor:
+        """The sum of the blocks' own; through dense rows where the forms differ."""
         check_same_network([self, other])
         if not isinstance(other, BlockJacobian):
             return other.gram(self).T
@@ -280,6 +287,7 @@ class BlockJacobian(Jacobian):
         return out
 
     def norms(self) -> Tensor:
+        """The root of the sum of squares over blocks."""
         return torch.stack([block.norms() for block in self.blocks]).square().sum(0).sqrt()
 
     def scaled(self, factors: Tensor) -> BlockJacobian:
@@ -297,12 +305,14 @@ class BlockJacobian(Jacobian):
 
 
 def check_jacobian(J: object) -> None:
+    """`ModelError` for what is no Jacobian."""
     if not isinstance(J, Jacobian):
         kind = "a tensor" if isinstance(J, Tensor) else f"an object of type {type(J).__name__}"
         raise ModelError(f"J must be a Jacobian of ntkfl.jacobian, got {kind}")
 
 
 def check_same_network(jacobians: Sequence[Jacobian]) -> None:
+    """`ModelError` unless all have the same outputs, weights, type and device."""
     first = jacobians[0]
     for J in jacobians[1:]:
         check_jacobian(J)

@@ -104,6 +104,7 @@ class CrossEntropy(Loss):
         return -(Y * f.log_softmax(dim=-1)).sum(dim=-1)
 
     def residual(self, f: Tensor, Y: Tensor) -> Tensor:
+        """Y − softmax(f)."""
         return Y - _softmax(f)
 
     def curvature_product(self, f: Tensor, Y: Tensor, v: Tensor) -> Tensor:
@@ -145,9 +146,11 @@ class MeanSquared(Loss):
         return 0.5 * (f - Y).square().mean(dim=-1)
 
     def residual(self, f: Tensor, Y: Tensor) -> Tensor:
+        """(Y − f) / d2."""
         return (Y - f) / f.shape[-1]
 
     def curvature_product(self, f: Tensor, Y: Tensor, v: Tensor) -> Tensor:
+        """v / d2."""
         return v / f.shape[-1]
 
     def hessian_root(self, f: Tensor, Y: Tensor) -> Tensor:
@@ -197,6 +200,7 @@ def find_loss(loss: AnyLoss) -> Loss:
 
 
 def _named(name: str) -> Loss:
+    """The loss of a name `package.module:name`."""
     found: Any = find_factory(name)
     if isinstance(found, type) and issubclass(found, Loss):
         return found()

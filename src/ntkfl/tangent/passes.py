@@ -142,6 +142,7 @@ def _chained(x: Tensor, plan: JacobianPlan) -> list[Block]:
 
 
 def _of_chain(part: Part, input: Tensor, at: Cotangents) -> Block:
+    """A block from inputs [N, …] and cotangents [N, d2, …] that a chain gave."""
     if part.use.block is not ConvolutionBlock or not part.dense or part.weight is None:
         return _block(part, [Call(input, made(at))])
     values = filter_derivatives(input, at, Geometry.of(part.use.settings), part.bias is not None)

@@ -136,6 +136,7 @@ def _sample_dims(use: Use, one: _Calls, two: _Calls) -> tuple[int, ...] | None:
 
 
 def _growing(one: Tensor, two: Tensor) -> int | None:
+    """The one dimension that is 1 in the first and 2 in the second."""
     if one.ndim != two.ndim:
         return None
     differ = [i for i, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]

@@ -38,6 +38,7 @@ class SparseBlock(Block):
 
     @property
     def layout(self) -> Hashable:
+        """Rows of as many entries."""
         return ("sparse", self.outputs, self.columns, self.values.shape[1])
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -48,12 +49,15 @@ class SparseBlock(Block):
         return type(self)(values, positions, self.outputs, self.columns)
 
     def add_jvp(self, out: Tensor, delta: Tensor) -> None:
+        """With J in compressed rows."""
         out += _product(self._matrices()[0], delta, delta.shape[:-1]).reshape(out.shape)
 
     def add_vjp(self, out: Tensor, cotangent: Tensor) -> None:
+        """With Jᵀ in compressed rows."""
         out += _product(self._matrices()[1], cotangent, cotangent.shape[:-2]).reshape(out.shape)
 
     def product(self, cotangent: Tensor) -> Tensor:
+        """Both, one after the other."""
         forth, back = self._matrices()
         return (forth @ (back @ cotangent.reshape(-1))).view(cotangent.shape)
 
@@ -130,6 +134,7 @@ def _compressed(starts: Tensor, indices: Tensor, values: Tensor, shape: tuple[in
 
 
 def index_type(size: int) -> torch.dtype:
+    """The narrowest integers that count so far."""
     return torch.int32 if size < 2**31 else torch.int64
 
 

@@ -39,6 +39,7 @@ class Stack:
         self._runs: list[_Run] = []
 
     def add(self, J: Jacobian) -> None:
+        """Copy the rows of J behind those that are there."""
         check_jacobian(J)
         for part in J.parts if isinstance(J, StackedJacobian) else [J]:
             assert isinstance(part, BlockJacobian)
@@ -89,11 +90,13 @@ class StackedJacobian(Jacobian):
         return torch.cat([part.jvp(delta) for part in self.parts], dim=-2)
 
     def vjp(self, cotangent: Tensor) -> Tensor:
+        """The sum over parts of each one's own rows."""
         cotangent = self._check("the cotangent", cotangent, self.shape[:2])
         pieces = torch.split(cotangent, [len(part) for part in self.parts], dim=-2)
         return torch.stack([part.vjp(R) for part, R in zip(self.parts, pieces, strict=True)]).sum(0)
 
     def gram(self, other: Jacobian) -> Tensor:
+        """Part by part; each meets the other as it is."""
         return torch.cat([part.gram(other) for part in self.parts])
 
     def dense(self) -> Tensor:

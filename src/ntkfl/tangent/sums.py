@@ -34,11 +34,13 @@ class Layer(NamedTuple):
 
     @property
     def name(self) -> str:
+        """As arrays are named: columns of the weight, of the bias, and T where transposed."""
         bias = "" if self.bias is None else f"+{self.bias[0]}-{self.bias[1]}"
         return f"{self.weight[0]}-{self.weight[1]}{bias}{'T' * self.transposed}"
 
     @staticmethod
     def parse(name: str) -> Layer:
+        """The inverse of `name`."""
         match = _LAYER.fullmatch(name)
         if match is None:
             raise MessageError(f"{name!r} names no layer")
@@ -115,6 +117,7 @@ class Shaped(NamedTuple):
 
     @property
     def groups(self) -> int:
+        """Matrices that each factor has."""
         return len((self.outputs or self.inputs).values)  # type: ignore[union-attr]
 
     @property

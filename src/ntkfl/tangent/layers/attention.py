@@ -55,11 +55,13 @@ def run_attention(
 
 
 def _heads(x: Tensor, module: nn.MultiheadAttention) -> Tensor:
+    """[N, L, E] -> [N, heads, L, E/heads]."""
     x = x if module.batch_first else x.transpose(0, 1)
     return x.reshape(*x.shape[:-1], module.num_heads, -1).transpose(1, 2)
 
 
 def _additive(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask as what is added to scores: −∞ where a boolean one is True."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -math.inf)

@@ -58,6 +58,7 @@ class ConvolutionBlock(FactoredBlock):
 
     @classmethod
     def admits(cls, sample_dim: int, ndim: int, settings: Settings) -> bool:
+        """Images come first."""
         return sample_dim == 0
 
     def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -73,6 +74,7 @@ class ConvolutionBlock(FactoredBlock):
         return out.permute(3, 0, 1, 2, 4, 5).reshape(*lead, *self.g.shape[::2])
 
     def transpose(self, cotangent: Tensor) -> Tensor:
+        """Σ_n x_n ⋆ X_n, a convolution of inputs with cotangents."""
         lead, G = cotangent.shape[:-2], self.groups
         B, C_in, each = math.prod(lead), self.a.shape[2], self.C_out // G
         images = self._images()
@@ -92,15 +94,18 @@ class ConvolutionBlock(FactoredBlock):
         return self._gram_of_dense_rows(other)
 
     def _pairs(self, other: Self) -> Tensor:
+        """Of patches as positions of a linear layer."""
         left = self._unfolded()
         return left.pairs(left if other is self else other._unfolded())
 
     def seen(self) -> Tensor:
+        """The patches."""
         patches = self.geometry.patches(self._images())
         patches = patches.view(len(self.a), self.U, *patches.shape[1:])  # [N, U, G, seen, P]
         return patches.permute(0, 2, 1, 4, 3).flatten(2, 3)
 
     def weight_values(self) -> Tensor:
+        """Σ_p g_ncp ⊗ patch_p, a matrix product for each sample and group."""
         N, d2 = self.g.shape[:2]
         G, each = self.groups, self.C_out // self.groups
         g = self.g.view(N, d2, self.U, G, each, self.P).permute(0, 3, 1, 4, 2, 5)
@@ -108,6 +113,7 @@ class ConvolutionBlock(FactoredBlock):
         return total.view(N, G, d2, -1).transpose(1, 2).reshape(N, d2, self.k)
 
     def _images(self) -> Tensor:
+        """[N·U, C_in, *S]."""
         return self.a.reshape(len(self.a) * self.U, *self.a.shape[2:])
 
     def _unfolded(self) -> LinearBlock:
@@ -117,6 +123,7 @@ class ConvolutionBlock(FactoredBlock):
 
 
 def run_convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, tape: Tape, input: Tensor) -> Any:
+    """out = W ⋆ x + b; modes of padding other than zeros are left to autograd."""
     if module.padding_mode != "zeros" or input.ndim != len(module.kernel_size) + 2:
         return NotImplemented
     x, at = input, inner_geometry(module, input)

@@ -48,10 +48,12 @@ class EmbeddingBlock(FactoredBlock):
         return True  # vectors come behind the tokens' own dimensions
 
     def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """δW[token_t] at every position."""
         rows = weight.reshape(*weight.shape[:-1], self._vocabulary, self.E).index_select(-2, self.a.view(-1))
         return rows.reshape(*weight.shape[:-1], len(self.a), self.T * self.E)
 
     def transpose(self, cotangent: Tensor) -> Tensor:
+        """Cotangents added up by token."""
         lead = cotangent.shape[:-2]
         out = cotangent.new_zeros(*lead, self._vocabulary, self.E)
         out.index_add_(-2, self.a.view(-1), cotangent.reshape(*lead, len(self.a) * self.T, self.E))
@@ -67,6 +69,7 @@ class EmbeddingBlock(FactoredBlock):
         return out
 
     def weight_values(self) -> Tensor:
+        """g added up by token: [N, d2, V·E]."""
         N, d2 = self.g.shape[:2]
         out = self.g.new_zeros(N, d2, self._vocabulary, self.E)
         index = self.a.long().view(N, 1, self.T, 1).expand(N, d2, self.T, self.E)
@@ -74,6 +77,7 @@ class EmbeddingBlock(FactoredBlock):
 
     @property
     def _vocabulary(self) -> int:
+        """V, the rows of W."""
         assert self.weight is not None
         return int(self.weight.stop - self.weight.start) // self.E
 
@@ -90,6 +94,7 @@ class EmbeddingBlock(FactoredBlock):
 
 
 def run_embedding(module: nn.Embedding, tape: Tape, input: Tensor) -> Any:
+    """out_t = W[token_t]."""
     if module.max_norm is not None or module.scale_grad_by_freq:  # weights or gradients that depend on the batch
         return NotImplemented
     out = F.embedding(input, tape.value(module.weight), module.padding_idx)

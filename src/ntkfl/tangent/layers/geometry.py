@@ -23,12 +23,14 @@ class Geometry(NamedTuple):
 
     @staticmethod
     def of(settings: tuple[int, ...]) -> Geometry:
+        """The inverse of `settings`."""
         D = len(settings) // 4
         kernel, stride, padding, dilation = (settings[i * D : (i + 1) * D] for i in range(4))
         return Geometry(kernel, stride, padding, dilation, settings[-1])
 
     @property
     def settings(self) -> tuple[int, ...]:
+        """All numbers in a row, as they travel."""
         return (*self.kernel, *self.stride, *self.padding, *self.dilation, self.groups)
 
     @property
@@ -49,6 +51,7 @@ class Geometry(NamedTuple):
         return all(2 * p <= 3 * n for p, n in zip(self.padding, size, strict=True))
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """W ⋆ x + b: [n, C, *S] -> [n, C_out, *P]."""
         nothing = [0] * len(self.kernel)
         return torch.convolution(x, weight, bias, self.stride, self.padding, self.dilation, False, nothing, self.groups)
 

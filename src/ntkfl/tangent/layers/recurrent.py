@@ -41,6 +41,9 @@ def _project(module: nn.Module, tape: Tape, source: str, x: Tensor) -> Tensor:
 def run_recurrent(
     module: nn.RNN | nn.GRU | nn.LSTM, tape: Tape, input: Any, hx: Tensor | tuple[Tensor, Tensor] | None = None
 ) -> Any:
+    """Layer by layer and step by step: h_t = step(W_ih x_t + b_ih, W_hh h_{t−1} + b_hh); outputs and last states as
+    PyTorch's.
+    """
     if not isinstance(input, Tensor) or input.ndim != 3 or module.proj_size:  # packed, unbatched, projected
         return NotImplemented
     time = 1 if module.batch_first else 0

@@ -47,33 +47,40 @@ class ScaleBlock(FactoredBlock):
         return sample_dim == 0 if settings == _CHANNELS_FIRST else sample_dim < ndim - settings[1]
 
     def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """δγ ⊙ a_t + δβ."""
         out = self.a * weight[..., None, None, :]
         if bias is not None:
             out += bias[..., None, None, :]
         return out.flatten(-2)
 
     def transpose(self, cotangent: Tensor) -> Tensor:
+        """Σ_nt X_nt ⊙ a_nt."""
         return (cotangent.reshape(*cotangent.shape[:-1], *self.a.shape[1:]) * self.a).sum(dim=(-3, -2))
 
     def weight_values(self) -> Tensor:
+        """Σ_t g_nct ⊙ a_nt."""
         return (self.g.view(*self.g.shape[:2], *self.a.shape[1:]) * self.a.unsqueeze(1)).sum(dim=2)
 
 
 def run_layer_norm(module: nn.LayerNorm, tape: Tape, input: Tensor) -> Tensor:
+    """x̂ = (x − mean) / √(var + ε) over the last dimensions."""
     normal = F.layer_norm(input, module.normalized_shape, None, None, module.eps)
     return _affine(module, tape, normal, (*_CHANNELS_LAST, len(module.normalized_shape)))
 
 
 def run_rms_norm(module: nn.RMSNorm, tape: Tape, input: Tensor) -> Tensor:
+    """x̂ = x / √(mean x² + ε) over the last dimensions."""
     normal = F.rms_norm(input, module.normalized_shape, None, module.eps)
     return _affine(module, tape, normal, (*_CHANNELS_LAST, len(module.normalized_shape)))
 
 
 def run_group_norm(module: nn.GroupNorm, tape: Tape, input: Tensor) -> Tensor:
+    """x̂ over groups of channels."""
     return _affine(module, tape, F.group_norm(input, module.num_groups, None, None, module.eps), _CHANNELS_FIRST)
 
 
 def run_batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, tape: Tape, input: Tensor) -> Any:
+    """x̂ by running statistics; by those of the batch no sample stands alone."""
     if module.training or module.running_mean is None:  # statistics of the batch: no sample stands alone
         return NotImplemented
     normal = F.batch_norm(input, module.running_mean, module.running_var, None, None, False, 0.0, module.eps)
@@ -81,6 +88,7 @@ def run_batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, tap
 
 
 def _affine(module: nn.Module, tape: Tape, normal: Tensor, settings: Settings) -> Tensor:
+    """out = γ ⊙ x̂ + β, tapped."""
     gamma, beta = getattr(module, "weight", None), getattr(module, "bias", None)
     if gamma is None:
         return normal

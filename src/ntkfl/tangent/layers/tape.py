@@ -33,9 +33,11 @@ class Tape:
         self.live = live or uses is None
 
     def value(self, parameter: Tensor) -> Tensor:
+        """A parameter as this layer computes with it."""
         return parameter if self.live else parameter.detach()
 
     def optional(self, parameter: Tensor | None) -> Tensor | None:
+        """The same where there may be none."""
         return None if parameter is None else self.value(parameter)
 
     def tap(
