@@ -120,39 +120,3 @@ def test_what_is_no_chain() -> None:
         (hooked, rows),
     ]:
         assert not chained(model.double(), x)
-
-
-class Positions(nn.Module):
-    """A parameter of its own beside a layer, used as `use` says."""
-
-    def __init__(self, shape: tuple[int, ...], use: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.position, self.use = nn.Parameter(torch.randn(shape)), use
-        self.head = nn.Linear(3, 2)
-        self.double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(torch.tanh(self.use(x, self.position)).mean(1))
-        return out
-
-
-@pytest.mark.parametrize(
-    ("shape", "use"),
-    [
-        ((4, 3), lambda x, p: x + p),
-        ((4, 3), lambda x, p: x + p[: x.shape[1]]),
-        ((3, 3), lambda x, p: x @ p),
-        ((3,), lambda x, p: x * p),
-        ((1, 1, 3), lambda x, p: torch.cat([p.expand(len(x), 1, 3), x], 1)),
-        ((2, 3), lambda x, p: x + p[[0, 1, 0, 1]]),
-        ((4, 3), lambda x, p: x + p.mean(0)),
-    ],
-)
-def test_parameters_outside_layers(shape: tuple[int, ...], use: Callable[[Tensor, Tensor], Tensor]) -> None:
-    torch.manual_seed(0)
-    model, x = Positions(shape, use), torch.randn(7, 4, 3, dtype=torch.float64)
-    plan, truth = plan_jacobian(model, x), autograd(model, x)
-    assert plan.left == ["position"]
-    for chunk in (2, 7):
-        J = ntkfl.jacobian(model, x, chunk=chunk, plan=plan)
-        assert (J.dense() - truth).abs().max() <= EXACT

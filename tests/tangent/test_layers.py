@@ -88,43 +88,30 @@ class TestConvolution:
 
 
 class TestGram:
-    """Pairs of positions and dense rows are two ways to one matrix; each is the cheaper somewhere."""
+    """Pairs of positions and dense rows are two ways to one matrix, each the cheaper somewhere, in any memory."""
 
-    def pair(self, T: int, n_in: int, n_out: int) -> tuple[LinearBlock, LinearBlock]:
+    @pytest.mark.parametrize("few", [1, 40, 2**22])
+    @pytest.mark.parametrize(("T", "n_in", "n_out"), [(1, 3, 4), (2, 60, 60), (9, 3, 4)])
+    def test_of_a_linear_layer(self, T: int, n_in: int, n_out: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("ntkfl.tangent.factored.PAIRED", few)
+        monkeypatch.setattr("ntkfl.tangent.factored.DENSE_NUMBERS", few)
         columns = slice(0, n_in * n_out), slice(n_in * n_out, n_in * n_out + n_out)
         one, two = (
             LinearBlock(torch.randn(N, T, n_in).double(), torch.randn(N, 2, T * n_out).double(), *columns)
             for N in (5, 4)
         )
-        return one, two
-
-    @pytest.mark.parametrize(("T", "n_in", "n_out"), [(1, 3, 4), (2, 60, 60), (9, 3, 4)])
-    def test_of_a_linear_layer(self, T: int, n_in: int, n_out: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        one, two = self.pair(T, n_in, n_out)
-        expected = one.densify().values.flatten(1) @ two.densify().values.flatten(1).T
-        for ours in (one.pairs(two), one._gram_of_dense_rows(two), one.gram(two)):
-            assert (ours - expected).abs().max() < EXACT
-        monkeypatch.setattr(LinearBlock, "_gram_of_pairs", lambda *_: "pairs")
-        monkeypatch.setattr(LinearBlock, "_gram_of_dense_rows", lambda *_: "dense")
-        assert one.gram(two) == ("dense" if T == 9 else "pairs")
-
-    @pytest.mark.parametrize("budget", [1, 40, 200])
-    def test_of_dense_rows_in_any_memory(self, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ntkfl.tangent.factored.DENSE_NUMBERS", budget)
-        one, two = self.pair(9, 3, 4)
         for other in (one, two):
             expected = one.densify().values.flatten(1) @ other.densify().values.flatten(1).T
-            assert (one._gram_of_dense_rows(other) - expected).abs().max() < EXACT
+            assert (one.gram(other) - expected).abs().max() < EXACT
 
-    @pytest.mark.parametrize("positions", [1, 2, 4, 100])
+    @pytest.mark.parametrize("few", [1, 2, 4, 100])
     def test_of_a_convolution_with_few_positions_and_many_weights(
-        self, positions: int, monkeypatch: pytest.MonkeyPatch
+        self, few: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("ntkfl.tangent.factored.PAIRED", positions)
+        monkeypatch.setattr("ntkfl.tangent.factored.PAIRED", few)
         a, g = torch.randn(3, 1, 9, 2, 2).double(), torch.randn(3, 4, 20 * 2).double()
         block = ConvolutionBlock(a, g, slice(0, 20 * 9 * 2), slice(360, 380), (1, 2, 1, 1, 0, 0, 1, 1, 1))
         expected = block.densify().values.flatten(1) @ block.densify().values.flatten(1).T
-        monkeypatch.setattr(ConvolutionBlock, "_gram_of_dense_rows", None)  # not this way
         assert (block.gram(block) - expected).abs().max() < EXACT
 
 

@@ -174,6 +174,8 @@ class Jacobian(ABC):
         import numpy as np
         from scipy.sparse.linalg import LinearOperator
 
+        if self.dtype in HALF_TYPES:  # NumPy does not have both
+            return self.to(torch.float32).to_scipy()
         N, d2, d = self.shape
 
         def tensor(columns: Any) -> Tensor:
