@@ -193,7 +193,7 @@ class TestRecurrent:
 
     def test_a_learned_initial_state_needs_no_pass_per_sample(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What is dense is differentiated through the unrolled layer too, which batches; the fused one does not."""
-        monkeypatch.setattr("ntkfl.tangent.dense._one_at_a_time", None)
+        monkeypatch.setattr("ntkfl.tangent.dense.one_at_a_time", None)
         model = Net(
             lambda m, x: m.out(m.cell(x, m.start.weight.unsqueeze(1).expand(1, len(x), 3).contiguous())[0][:, -1]),
             start=nn.Embedding(1, 3), cell=nn.GRU(2, 3, batch_first=True), out=nn.Linear(3, 2),

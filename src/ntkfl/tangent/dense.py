@@ -99,7 +99,7 @@ def dense_block(
         R, expected = plain = plain or plain_product(model, x, chosen)
         if agree(R.reshape(-1) @ found.values.flatten(0, 1), expected):
             return found
-    return block(_one_at_a_time(output, chosen, x, graph))
+    return block(one_at_a_time(output, chosen, x, graph))
 
 
 def agree(ours: Tensor, plain: Tensor) -> bool:
@@ -156,7 +156,7 @@ def plain_product(model: nn.Module, x: Tensor, values: Mapping[str, Tensor]) -> 
     return R, torch.cat([g.to_dense().reshape(-1) for g in gradients])
 
 
-def _one_at_a_time(
+def one_at_a_time(
     output: Callable[[Mapping[str, Tensor], Tensor], Tensor], values: Mapping[str, Tensor], x: Tensor, graph: bool
 ) -> dict[str, Tensor]:
     """N·d2 plain backward passes."""
