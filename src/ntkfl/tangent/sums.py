@@ -132,8 +132,8 @@ class Shaped(NamedTuple):
 class Sums:
     """Sums over samples by name, all additive: those of two sets of samples add up to those of both.
 
-    `gradient` [d]; `samples` []; `<columns>/inputs` (`/constant` where no weight is before them, `/shared` of weights
-    that positions share) and `<columns>/outputs`, factors of the layer at these columns as triangles or, with
+    `gradient` [d]; `samples` []; `<columns>/inputs` (`/constant` where they do not depend on any trained
+    weight, `/shared` where positions share the weights) and `<columns>/outputs`, factors of the layer at these columns as triangles or, with
     `.diagonal` or `.sketch` behind the name, in that form; `rest`, the diagonal of C at all columns that no layer
     covers.
     """
@@ -202,7 +202,7 @@ class Sums:
 
 
 def is_constant(name: str) -> bool:
-    """Whether an array is a factor of inputs that no weight is before."""
+    """Whether an array is a factor of inputs that do not depend on any trained weight."""
     return name.partition("/")[2].startswith(CONSTANT)
 
 
