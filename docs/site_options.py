@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from ntkfl.data.partitions import PARTITIONS
-from ntkfl.federation.config import ATTACKS, Byzantine, DataConfig, ModelConfig, RunConfig
-from ntkfl.methods import METHODS, Method
+from ntkfl.federation.byzantine import ATTACKS, Byzantine
+from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig
+from ntkfl.methods import METHODS, Method, Privacy, Robust
 from ntkfl.options import Options
 
 _KINDS = {int: "integer", float: "number", bool: "true or false", str: "text"}
@@ -62,6 +63,9 @@ def run_settings() -> str:
         parts.append(f"\n### {kind}\n\n[`{name}`][{name}]\n\n{said}\n\n{_partition(partition)}")
     parts += [
         f"\n## Model\n\nThe table `[model]`.\n\n{_table(ModelConfig.model_fields.items())}",
+        f"\n## Privacy\n\nThe table `[privacy]`.\n\n{_table(Privacy.model_fields.items())}",
+        '\n## Robustness\n\nThe table `[robust]`; `robust = "on"` is every bound there is for the method.\n\n',
+        _table(Robust.model_fields.items()),
         "\n## Byzantine clients\n\nThe table `[byzantine]`, in simulations.\n\n",
         _table(Byzantine.model_fields.items()),
         "\n| attack | what such a client does |\n| --- | --- |\n",

@@ -16,7 +16,15 @@ CLIENTS, FAN = 100, 10
 
 torch.manual_seed(0)
 digits = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=20), seed=0)
-method = SumNTKFL(step_limit=0)  # aggregators add replies up, so that no single client's can be bounded
+
+
+class SumsOfMany(SumNTKFL):
+    """Aggregators add replies up, so that no single client's can be limited."""
+
+    step_limit = 0.0
+
+
+method = SumsOfMany()
 task = Task(ntkfl.models.mlp(64, 50, 10), 10, method.loss, label_smoothing=method.label_smoothing)
 
 
@@ -24,18 +32,15 @@ def ask(i: int, question: Message) -> Message:
     """What client i answers: it has ten digits."""
     x, y = digits.client(i % 20)
     own = torch.randint(len(y), (10,), generator=torch.Generator().manual_seed(i))
-    return method.answer(task, question, [ClientRound(i, x[own].flatten(1), y[own], Randomness.simulated(i))])[0]
+    return method.answer(task, question, ClientRound(i, x[own].flatten(1), y[own], Randomness.simulated(i))).message(1)
 
 
 def add(replies: Iterable[Message]) -> Message:
     """An aggregator: it holds one running total, and passes it on in the form of a client's reply."""
-    total = None
+    total: dict[str, torch.Tensor] = {}
     for reply in replies:
-        one = method.read(task, reply, task.like)
-        total = one if total is None else total.plus(one)
-    assert total is not None
-    counts = {"samples": total.sums.arrays["samples"].long(), "fresh": total.fresh.long(), "losses": total.losses}
-    return Message("update", 1, {**total.sums.arrays, **counts})
+        total = {name: array + total[name] if total else array for name, array in reply.arrays.items()}
+    return Message("sums", 1, total)
 
 
 def tree(clients: range, question: Message) -> Message:
@@ -52,7 +57,7 @@ def server(weights: torch.Tensor, flat: bool) -> torch.Tensor:
     assert isinstance(question, Message)
     replies = [ask(i, question) for i in range(CLIENTS)] if flat else [tree(range(CLIENTS), question)]
     try:
-        conversation.send(replies)
+        conversation.send([method.replies["weights"].parse(reply, task) for reply in replies])
     except StopIteration as end:
         return end.value.state["weights"]
     raise AssertionError

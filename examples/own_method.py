@@ -3,37 +3,40 @@
 On the command line, in this folder: ntkfl train --method own_method:SignSGD --set lr=0.01 --dataset digits
 """
 
-from collections.abc import Generator, Sequence
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 
 import ntkfl
-from ntkfl.methods import ClientRound, Method, Outcome, State, Task
+from ntkfl.methods import Method, Outcome
+from ntkfl.methods.replies import Update
 from ntkfl.wire import Message
+
+
+class Signs(Update):
+    """The sign of each of a gradient's numbers, one byte per weight."""
+
+    vectors = ("signs",)
 
 
 class SignSGD(Method):
     """w ← w − lr · sign(Σ_m sign(∇L_m(w))): a client sends a sign for each weight, and the majority decides."""
 
+    replies: ClassVar = {"weights": Signs}
     lr: float = Field(0.01, gt=0, description="how far each weight moves in a round")
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Message, list[Message], Outcome]:
+    def round(self, task, state, round, cohort):
         w = state["weights"]
         replies = yield Message("weights", round, {"weights": w})
-        votes = torch.stack([reply.of_kind("update").take("signs", tuple(w.shape), w).sign() for reply in replies])
-        return Outcome({"weights": w - self.lr * votes.sum(0).sign()}, train_loss=None)
+        votes = sum(reply.vector("signs", w) for reply in replies)
+        return Outcome({"weights": w - self.lr * votes.sign()}, train_loss=None)
 
-    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
-        w = message.of_kind("weights").take("weights", tuple(task.like.shape), task.like)
-        model, replies = task.at(w), []
-        for client in clients:
-            loss = task.losses(model(client.x), client.y).mean()
-            gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
-            replies.append(Message("update", message.round, {"signs": gradient.sign().to(torch.int8)}))
-        return replies
+    def answer(self, task, question, client):
+        model = task.at(question.take("weights", like=task.like))
+        loss = task.losses(model(client.x), client.y).mean()
+        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+        return Signs.of(client, signs=gradient.sign().to(torch.int8))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import pytest
 
 from ntkfl.atomic import replacing, write_private
 from ntkfl.errors import NTKFLError
-from ntkfl.federation.export import export, load_exported
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.report.page import write_report
 from ntkfl.report.runs import find
@@ -128,14 +127,10 @@ def test_what_cannot_be_written_whole_leaves_what_was_there(calm: Callable[[str]
             run.save_checkpoint(done + 1, tensors)
         with pytest.raises((NTKFLError, OSError), match="File too large"):
             write_report([run.path], page)
-        with pytest.raises(NTKFLError, match="File too large"):
-            export(run.path, tmp_path / "out", {})
     assert path.read_bytes() == b"old"
     assert page.read_bytes() == good
     assert run.load_checkpoint()[0] == done
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "report.html"]
-    export(run.path, tmp_path / "out", {})
-    load_exported(tmp_path / "out")
 
 
 def test_a_training_without_room_says_so_and_goes_on_once_there_is(calm: Callable[[str], Path], tmp_path: Path) -> None:

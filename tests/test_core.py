@@ -16,13 +16,13 @@ import torch, ntkfl
 from ntkfl.errors import ConfigError
 import ntkfl.cli
 fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=8, alpha=1.0), seed=0)
-method = ntkfl.methods.CPNTKFL(projected_dim=20, shuffle=False)
-run = ntkfl.train(ntkfl.models.mlp(20, 8, 10), fed, method, rounds=1, clients_per_round=3)
-print(run.history[0]["test_accuracy"])
-shuffled = method.model_copy(update={"shuffle": True})
-try:
-    ntkfl.train(ntkfl.models.mlp(20, 8, 10), fed, shuffled, rounds=1, clients_per_round=3)
-except ConfigError as error:
+method, how = ntkfl.methods.CPNTKFL(), {"rounds": 1, "clients_per_round": 3}
+for shuffle in (False, True):
+  privacy = ntkfl.methods.Privacy(projected_dim=20, shuffle=shuffle)
+  try:
+    run = ntkfl.train(ntkfl.models.mlp(20, 8, 10), fed, method, **how, privacy=privacy)
+    print(run.history[0]["test_accuracy"])
+  except ConfigError as error:
     print(error)
 """
 

@@ -8,6 +8,7 @@ follow from `SEED`; NTKFL_FUZZ_CASES of each target are tried (`make fuzz`: 2,00
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
 import os
@@ -37,21 +38,18 @@ from torch import nn
 import ntkfl
 from ntkfl.data.files import from_file
 from ntkfl.errors import NTKFLError
-from ntkfl.federation.build import build_method, build_network, spelled_out
+from ntkfl.federation.build import build_network, spelled_out
 from ntkfl.federation.config import RunConfig
-from ntkfl.federation.export import export, load_exported
-from ntkfl.federation.round_driver import drive
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import execute
-from ntkfl.methods import METHODS, ClientRound, Method, Task
-from ntkfl.methods.batchnorm import answer
+from ntkfl.methods import METHODS, ClientRound, Method, Privacy, State, Task
+from ntkfl.methods.combinations import settle
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.report.page import render
 from ntkfl.report.runs import find
 from ntkfl.report.view import view
 from ntkfl.wire import Message, pack_jacobian, unpack_jacobian
 from ntkfl.wire.container import pack, unpack
-from tests.own_data import read_client
 
 SEED = 0
 CASES = int(os.environ.get("NTKFL_FUZZ_CASES", "80"))
@@ -247,7 +245,7 @@ def messages(scratch: Path) -> Iterator[Target]:
     sent = [Message("weights", 0, {}).encode()]
     for name, (model, x, form) in networks.items():
         J = ntkfl.jacobian(model, x, form=form)
-        sent.append(Message("upload", 3, pack_jacobian(J)).encode())
+        sent.append(Message("rows", 3, pack_jacobian(J)).encode())
         yield Target(f"jacobian {name}", sent[-1:], partial(jacobian, J.shape[2]), message_twisted, crc_again)
     yield unforgeable("message damaged", sent, Message.decode)
     yield Target("message forged", sent, message, message_twisted, crc_again)
@@ -255,7 +253,7 @@ def messages(scratch: Path) -> Iterator[Target]:
 
 ROUNDS: dict[str, dict[str, Any]] = {
     "ntk-fl": {"steps": (5.0, 20.0, 50.0, 200.0, 1000.0, 4000.0)},
-    "cp-ntk-fl": {"shuffle": False, "projected_dim": None},
+    "cp-ntk-fl": {},
     "sum-ntk-fl": {},
     "sum-ridge": {"values": "8bit"},
     "fedavg": {"local_steps": 2},
@@ -269,35 +267,49 @@ ROUNDS: dict[str, dict[str, Any]] = {
 
 def rounds(scratch: Path) -> Iterator[Target]:
     for name, options in ROUNDS.items():
-        yield from messages_of(METHODS[name](**options))
+        privacy = Privacy(shuffle=False, projected_dim=None) if name == "cp-ntk-fl" else None
+        yield from messages_of(METHODS[name](**options), privacy)
 
 
-def messages_of(method: Method) -> Iterator[Target]:
+def messages_of(method: Method, privacy: Privacy | None) -> Iterator[Target]:
     """Every message of the method's first round, either way: one client, or the server, says something else."""
-    task = Task(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), 3, method.loss, total_clients=4)
+    network = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    task = Task(network, 3, method.loss, total_clients=4, privacy=settle(method, privacy)[0])
+    task.example = torch.zeros(1, 5), torch.zeros(1, dtype=torch.int64)
     clients = [ClientRound(i, torch.randn(4, 5), torch.arange(4) % 3, Randomness.simulated(i)) for i in range(2)]
     state = method.start(task, task.like)
     asked, told = list[Message](), list[list[Message]]()
 
-    def exchange(outgoing: Any) -> list[Message]:
-        each = [outgoing if isinstance(outgoing, Message) else outgoing[client.id] for client in clients]
-        asked.append(each[0])
-        told.append([answer(method, task, m, [c])[0] for m, c in zip(each, clients, strict=True)])
-        return list(told[-1])  # a round may let go of replies as it reads them
+    def driven(exchange: Callable[[Any], list[Message]]) -> State:
+        """The round, each exchange's messages parsed as a server parses them."""
+        generator = method.round(task, state, 1, [0, 1])
+        question = next(generator)
+        while True:
+            first = question if isinstance(question, Message) else question[0]
+            kind = method.replies[first.kind]
+            try:
+                question = generator.send([kind.parse(message, task) for message in exchange(question)])
+            except StopIteration as end:
+                after: State = end.value.state
+                return after
 
-    drive(method, task, state, 1, [0, 1], exchange)
+    def exchange(question: Any) -> list[Message]:
+        each = [question if isinstance(question, Message) else question[client.id] for client in clients]
+        asked.append(each[0])
+        told.append([method.answer(task, m, c).message(1) for m, c in zip(each, clients, strict=True)])
+        return told[-1]
+
+    driven(exchange)
 
     def server(number: int, data: bytes) -> None:
         forged = Message.decode(data)
-        method.check(task, forged)
         replies = iter([[forged if i == number else own[0], own[1]] for i, own in enumerate(told)])
-        after = drive(method, task, state, 1, [0, 1], lambda _: next(replies)).state
+        after = driven(lambda _: next(replies))
         assert all(bool(t.isfinite().all()) for t in after.values() if t.is_floating_point())
         assert after["weights"].shape == state["weights"].shape
 
     def client(data: bytes) -> None:
-        for reply in answer(method, task, Message.decode(data), [clients[0]]):
-            reply.encode()
+        method.answer(task, Message.decode(data), clients[0]).message(1).encode()
 
     for number, (question, replies) in enumerate(zip(asked, told, strict=True)):
         sent, check = [replies[0].encode()], partial(server, number)
@@ -317,22 +329,30 @@ def services(scratch: Path) -> Iterator[Target]:
     from ntkfl.crypto.hpke import SealingKey, SigningKey
     from ntkfl.crypto.receipt import check_receipt, issue_receipt
     from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, pack_rows, seal_rows, unpack_rows
-    from ntkfl.services.announcement import Announcement
-    from ntkfl.services.key_server.key_protocol import open_run_secret, seal_run_secret
+    from ntkfl.services.announcement import Head, Question
+    from ntkfl.services.key_server.protocol import open_run_secret, seal_run_secret
+    from ntkfl.services.peers import AggregatorPeer, KeyServerPeer, Peers, RoundTerms, ShufflerPeer
     from ntkfl.services.shuffler.batch import Batch
-    from ntkfl.services.shuffler.store import Shuffler
+    from ntkfl.services.shuffler.store import BatchStore
 
     names, key = ("federation-0", "run-0"), BatchKey(3, 0)
     said = Announced(key, bytes(range(32)))
     signer = SigningKey(Ed25519PrivateKey.from_private_bytes(b"s" * 32))
     opener = SealingKey(X25519PrivateKey.from_private_bytes(b"o" * 32))
     framed = [pack_rows(said, [b"abcd", b"efgh"]), pack_rows(said, [bytes(90)])]
-    batch, weights = Batch(key, ("a", "b", "c"), 10, 120, 2, 30.0), Message("weights", 3, {"weights": torch.randn(4)})
-    announced = [
-        Announcement("exchange", key, batch, weights, opener.public).sign(signer, *names),
-        Announcement("end", BatchKey(4, 0)).sign(signer, *names),
-    ]
-    credential = Credential(names[0], "client-0", "client", opener.public.hex(), signer.public.hex(), 0, 1 << 40)
+    batch, message = Batch(key, ("a", "b", "c"), 10, 120, 2), b"weights"
+    public = signer.public.hex()
+    peers = Peers(
+        federation=names[0],
+        round=RoundTerms(clients=3, least=2),
+        key_server=KeyServerPeer(url="https://k", signing_key=public),
+        shuffler=ShufflerPeer(url="https://s", signing_key=public),
+        aggregator=AggregatorPeer(signing_key=public),
+    )
+    head = Head(names[1], batch, opener.public.hex(), "ab" * 32, hashlib.sha256(message).hexdigest())
+    announced = [head.sign(signer, names[0])]
+    questions = [Question.pack(announced[0], message)]
+    credential = Credential(names[0], "client-0", opener.public.hex(), public)
     issued = [credential.issue(signer).encode()]
     seed = json.dumps(seal_run_secret(Secret(bytes(32)), opener.public, signer, *names, "client-0")).encode()
 
@@ -341,14 +361,14 @@ def services(scratch: Path) -> Iterator[Target]:
         assert pack_rows(*found) == data
 
     def signed_again(data: bytes) -> bytes:
-        return signer.sign(data[64:], bind("ntkfl announcement v2", *names)) + data[64:]
+        return signer.sign(data[64:], bind("ntkfl announcement v3", names[0])) + data[64:]
 
     def announcement(data: bytes) -> None:
-        found = Announcement.check(data, signer.public, *names)
-        assert Announcement.check(found.sign(signer, *names), signer.public, *names).key == found.key
+        found = Head.check(data, peers)
+        assert Head.check(found.sign(signer, names[0]), peers) == found
 
     def payload(data: bytes) -> None:
-        signature = signer.sign(data, bind("ntkfl credential v2", names[0]))
+        signature = signer.sign(data, bind("ntkfl credential v3", names[0]))
         found = Credential.check(base64.b64encode(signature + data).decode(), signer.public, names[0])
         assert found.payload() == data
 
@@ -363,20 +383,20 @@ def services(scratch: Path) -> Iterator[Target]:
         own = path.with_name(f"state-{next(numbers)}.sqlite")  # a failure's connection keeps the lock of its file
         own.touch(0o600)
         own.write_bytes(path.read_bytes())
-        store = Shuffler(own, run="f/r")
+        store = BatchStore(own, run="f/r")
         try:
             store.submit("b", said, [b"efgh"])
             assert sorted(store.release(key)) == [b"abcd", b"efgh"]
         finally:
             store.close()
-            for left in path.parent.glob(f"{own.name}*"):
+            for left in path.parent.glob(f"{own.stem}*"):
                 left.unlink()
 
     numbers = count()
     kept = scratch / "shuffler.sqlite"
-    store = Shuffler(kept, run="f/r")
-    store.publish(b"signed", key, Batch(key, ("a", "b"), 1, 4, 2, None))
+    store = BatchStore(kept, run="f/r")
     said_there = Announced.of(key, b"signed")
+    store.open(Batch(key, ("a", "b"), 1, 4, 2), said_there.digest)
     store.submit("a", said_there, [b"abcd"])
     store.close()
     sealed = list(seal_rows([b"", b"row", bytes(200)], opener.public, *names, said))
@@ -385,7 +405,8 @@ def services(scratch: Path) -> Iterator[Target]:
     yield unforgeable("sealed row", sealed, lambda data: open_row(opener, data, *names, said))
     receipt = [issue_receipt(signer, *names, said)]
     yield unforgeable("receipt", receipt, lambda data: check_receipt(data, signer.public, *names, said))
-    yield unforgeable("announcement", announced, lambda data: Announcement.check(data, signer.public, *names))
+    yield unforgeable("announcement", announced, lambda data: Head.check(data, peers))
+    yield unforgeable("question", questions, lambda data: Question.check(data, peers))
     yield Target("announcement signed", announced, announcement, repair=signed_again)
     yield unforgeable("credential", issued, lambda d: Credential.check(d.decode("latin-1"), signer.public, names[0]))
     yield Target("credential payload", [credential.payload()], payload, document_twisted)
@@ -400,9 +421,8 @@ SETTINGS = tomli_w.dumps(RUN | {"method": {"name": "cp-ntk-fl", "lr": 0.01, "ste
 
 def folders(scratch: Path) -> Iterator[Target]:
     """Run folders and exports that came back changed: said on the page, which is never broken by them."""
-    run, out = scratch / "run", scratch / "exported"
+    run = scratch / "run"
     execute(RunConfig(**RUN, method={"name": "ntk-fl", "steps": [5.0, 50.0]}), out=run)  # type: ignore[arg-type]
-    export(run, out, {})
     folder = RunFolder(run)
     expected = folder.load_checkpoint()
 
@@ -418,10 +438,9 @@ def folders(scratch: Path) -> Iterator[Target]:
 
     def configuration(path: Path) -> None:
         config = RunConfig.read(path)
-        method = build_method(config.method)
         spelled_out(config)
         if ":" not in config.model.name:  # which is code of its user's
-            build_network(config.model.suited(method), (8,), 3, config.seed)
+            build_network(config.model.suited(config.built_method), (8,), 3, config.seed)
 
     def target(path: Path, read: Callable[[Path], object], twist: Callable[[Random, bytes], bytes] | None) -> Target:
         return Target(path.name, [path.read_bytes()], file(path, read), twist)
@@ -432,8 +451,6 @@ def folders(scratch: Path) -> Iterator[Target]:
     yield target(run / "config.toml", shown, toml_twisted)
     yield target(run / "history.jsonl", shown, document_twisted)
     yield target(run / "checkpoint/state.safetensors", checkpoint, None)
-    yield target(out / "model.safetensors", lambda _: load_exported(out), None)
-    yield target(out / "export.toml", lambda _: load_exported(out), toml_twisted)
 
 
 def saved(**arrays: np.ndarray) -> bytes:
@@ -453,14 +470,9 @@ def data_files(scratch: Path) -> Iterator[Target]:
         assert bool(read.rows.x.isfinite().all())
         assert read.classes is None or int(read.rows.y.max()) < read.classes
 
-    def client(path: Path) -> None:
-        inputs, labels = read_client(path)
-        assert len(inputs) == len(labels) > 0
-        assert bool(inputs.isfinite().all())
-
     yield Target("csv", [csv], file(scratch / "table.csv", table))
     yield Target("npz of clients", [saved(x=x, y=y, client=y)], file(scratch / "t.npz", table), repair=zip_again)
-    yield Target("npz", [saved(x=x, y=y), saved(x=x, y=x)], file(scratch / "c.npz", client), repair=zip_again)
+    yield Target("npz", [saved(x=x, y=y), saved(x=x, y=x)], file(scratch / "c.npz", table), repair=zip_again)
 
 
 # -- The test --------------------------------------------------------------------------------------------------------

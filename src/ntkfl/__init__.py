@@ -10,7 +10,6 @@ from ntkfl.version import __version__
 if TYPE_CHECKING:
     from ntkfl import data, methods, models, tangent
     from ntkfl.federation.callbacks import Callback, Progress
-    from ntkfl.federation.export import load_exported
     from ntkfl.federation.run import Run
     from ntkfl.federation.simulation import train
     from ntkfl.tangent import Evolution, Jacobian, Loss, concatenate, evolve, geometric_steps, jacobian
@@ -29,7 +28,6 @@ __all__ = [
     "evolve",
     "geometric_steps",
     "jacobian",
-    "load_exported",
     "methods",
     "models",
     "tangent",
@@ -48,7 +46,6 @@ _HOMES = {
     **dict.fromkeys(("Callback", "Progress"), "ntkfl.federation.callbacks"),
     "Run": "ntkfl.federation.run",
     "train": "ntkfl.federation.simulation",
-    "load_exported": "ntkfl.federation.export",
     **dict.fromkeys(
         ("Evolution", "Jacobian", "Loss", "concatenate", "evolve", "geometric_steps", "jacobian"), "ntkfl.tangent"
     ),

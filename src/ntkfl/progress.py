@@ -109,7 +109,7 @@ class RoundTable(ProgressBar):
         self,
         title: str,
         rounds: int,
-        remarks: Callable[[Record, Record], Sequence[str]] = lambda record, timing: (),
+        remarks: Callable[[Record], Sequence[str]] = lambda record: (),
         *,
         quiet: bool = False,
     ) -> None:
@@ -125,7 +125,7 @@ class RoundTable(ProgressBar):
         if not self.done:
             self.console.print(HEADER + ("" if self.live else "   left"), style="dim", soft_wrap=True)
         self.round(record, timing, row(record, timing))
-        for line in self._remarks(record, timing):
+        for line in self._remarks(record):
             self.console.print(f"       {line}", style="dim")
 
     def _print(self, line: str) -> None:

@@ -16,12 +16,13 @@ from ntkfl.federation.simulation import execute
 from ntkfl.tangent import jacobian
 from tests.audit.fixtures import config
 
-ROWS = {"name": "ntk-fl", "subsample_rate": 0.05}
-MIXED = {"name": "cp-ntk-fl", "subsample_rate": 0.05, "projected_dim": 20, "sparsity": 0.5, "values": "float32"}
+ROWS = config({"name": "ntk-fl"}, privacy={"subsample_rate": 0.05})
+HIDDEN = {"subsample_rate": 0.05, "projected_dim": 20, "sparsity": 0.5, "values": "float32"}
+MIXED = config({"name": "cp-ntk-fl"}, privacy=HIDDEN)
 
 
 def test_uploads_are_the_jacobians_of_the_true_inputs() -> None:
-    caught = capture(config(ROWS), 2)
+    caught = capture(ROWS, 2)
     rows = rows_of(caught)
     x, y, _ = caught.aligned()
     true = jacobian(caught.task.at(caught.weights), x)
@@ -32,7 +33,7 @@ def test_uploads_are_the_jacobians_of_the_true_inputs() -> None:
 
 
 def test_shuffled_rows_are_aligned_with_who_sent_them() -> None:
-    caught = capture(config(MIXED), 1)
+    caught = capture(MIXED, 1)
     rows = rows_of(caught)
     x, y, raw = caught.aligned()
     assert torch.equal(rows.labels, y)
@@ -47,9 +48,9 @@ def test_shuffled_rows_are_aligned_with_who_sent_them() -> None:
 
 def test_a_run_is_replayed_and_must_be_the_same(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    execute(config(ROWS), out=path)
+    execute(ROWS, out=path)
     again = capture_of_run(path, 2)
-    assert again.uploads[0].encode() == capture(config(ROWS), 2).uploads[0].encode()
+    assert again.uploads[0].message(2).encode() == capture(ROWS, 2).uploads[0].message(2).encode()
     assert torch.equal(again.after, RunFolder(path).load_checkpoint()[1]["state/weights"])
     with pytest.raises(ConfigError, match="rounds 1 to 2, not 3"):
         capture_of_run(path, 3)
@@ -61,7 +62,7 @@ def test_a_run_is_replayed_and_must_be_the_same(tmp_path: Path) -> None:
 
 
 def test_spread_covers_the_round_and_no_more() -> None:
-    caught = capture(config(ROWS), 1)
+    caught = capture(ROWS, 1)
     total = sum(len(y) for _, y in caught.truth)
     assert spread(caught, total + 5) == list(range(total))
     few = spread(caught, 3)

@@ -19,10 +19,13 @@ def test_overlap_is_the_part_of_labels_that_is_right() -> None:
 
 
 def test_rows_carry_their_labels_and_a_shuffler_hides_whose() -> None:
-    plain = {f.attack: f for f in attack(capture(config({"name": "ntk-fl", "subsample_rate": 0.2}, data=SKEWED), 1))}
+    plain = {
+        f.attack: f
+        for f in attack(capture(config({"name": "ntk-fl"}, data=SKEWED, privacy={"subsample_rate": 0.2}), 1))
+    }
     assert plain["labels of rows"].values == (1.0,)
     assert plain["class mix of clients"].mean == pytest.approx(1.0)
-    mixed = config({"name": "ntk-fl", "subsample_rate": 0.2, "shuffle": True}, data=SKEWED)
+    mixed = config({"name": "ntk-fl"}, data=SKEWED, privacy={"subsample_rate": 0.2, "shuffle": True})
     shuffled = {f.attack: f for f in attack(capture(mixed, 1))}
     assert shuffled["labels of rows"].values == (1.0,)
     assert shuffled["class mix of clients"].success < 0.9 * plain["class mix of clients"].success
@@ -36,7 +39,3 @@ def test_an_update_tells_the_class_mix() -> None:
     (found,) = attack(heard)
     assert found.mean > 0.85
     assert found.guess < 0.4
-
-
-def test_updates_that_are_no_weights_tell_nothing_here() -> None:
-    assert attack(capture(config({"name": "qsgd"}), 1)) == []

@@ -12,7 +12,7 @@ from ntkfl.audit.received import rows_of
 from tests.audit.fixtures import config
 
 SKEWED = {"dataset": "digits", "clients": 6, "partition": "dirichlet", "alpha": 0.1}
-SHUFFLED = {"name": "ntk-fl", "subsample_rate": 0.4, "projected_dim": 24, "shuffle": True}
+SHUFFLED = {"subsample_rate": 0.4, "projected_dim": 24, "shuffle": True}
 
 
 def test_distances_are_over_what_both_tell() -> None:
@@ -27,7 +27,7 @@ def test_distances_are_over_what_both_tell() -> None:
 
 
 def test_sparsified_entries_give_coordinates_exactly() -> None:
-    heard = capture(config(SHUFFLED | {"sparsity": 0.7}), 1)
+    heard = capture(config({"name": "ntk-fl"}, privacy=SHUFFLED | {"sparsity": 0.7}), 1)
     seen = seen_inputs(heard, rows_of(heard))
     assert seen is not None
     truth = heard.aligned()[0]
@@ -37,9 +37,9 @@ def test_sparsified_entries_give_coordinates_exactly() -> None:
 
 
 def test_links_of_shuffled_rows() -> None:
-    (within,) = attack(capture(config(SHUFFLED, data=SKEWED)))
+    (within,) = attack(capture(config({"name": "ntk-fl"}, data=SKEWED, privacy=SHUFFLED)))
     assert within.details["of all rows"] > within.guess + 0.2
-    (open_one,) = attack(capture(config({"name": "ntk-fl", "subsample_rate": 0.4})))
+    (open_one,) = attack(capture(config({"name": "ntk-fl"}, privacy={"subsample_rate": 0.4})))
     assert within.success < open_one.success == 1
 
 

@@ -59,11 +59,11 @@ def test_a_model_of_random_labels_gives_its_members_away_and_an_untrained_one_do
 
 
 def test_rows_can_be_looked_up() -> None:
-    plain = {f.attack: f for f in attack(capture(config({"name": "ntk-fl", "subsample_rate": 0.3})))}
+    plain = {f.attack: f for f in attack(capture(config({"name": "ntk-fl"}, privacy={"subsample_rate": 0.3})))}
     looked = plain["membership by looking rows up"]
     assert looked.mean > 0.95
     assert looked.role == "aggregator"
-    kept = capture(config({"name": "ntk-fl", "subsample_rate": 0.3, "projected_dim": 24, "shuffle": True}))
+    kept = capture(config({"name": "ntk-fl"}, privacy={"subsample_rate": 0.3, "projected_dim": 24, "shuffle": True}))
     helped = {f.attack: f for f in attack(kept)}["membership by looking rows up"]
     assert helped.role == "aggregator+insider"  # nobody else can project the record to ask about
     assert helped.mean > 0.95
@@ -84,6 +84,6 @@ def test_an_outsider_with_an_untrained_model_learns_nothing() -> None:
 
 
 def test_an_outsider_asks_through_the_projection() -> None:
-    plan = config({"name": "ntk-fl", "projected_dim": 24})
+    plan = config({"name": "ntk-fl"}, privacy={"projected_dim": 24})
     heard = capture(plan, 1)
     assert on_final_model(heard, heard.weights, load_data(plan), [0, 1, 2])

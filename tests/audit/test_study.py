@@ -48,8 +48,8 @@ def test_measures_on_cases_one_can_check() -> None:
 
 
 def test_a_study_of_hidden_rows_and_its_page() -> None:
-    method = {"name": "cp-ntk-fl", "subsample_rate": 0.1, "projected_dim": 24, "sparsity": 0.8}
-    result = study(capture(config(method)))
+    hidden = {"subsample_rate": 0.1, "projected_dim": 24, "sparsity": 0.8}
+    result = study(capture(config({"name": "cp-ntk-fl"}, privacy=hidden)))
     by = {(f.attack, f.role, f.measure): f for f in result.findings}
     own = by["analytic inversion", "aggregator", "relative error"]
     assert own.recovers == "projected inputs z"

@@ -18,18 +18,17 @@ from ntkfl.audit.study import study, verdicts
 from ntkfl.audit.sums import alignment, attack, counts_by_public, layer_gradient, leverage, on_sums, outside
 from ntkfl.federation.build import build_model, load_data
 from ntkfl.methods import ClientRound
-from ntkfl.methods.batchnorm import answer
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.losses import per_sample
 from ntkfl.tangent.parameters import call_with, flatten, unflatten
 from ntkfl.wire import Message
 from tests.audit.fixtures import config
 
-PLAN = config({"name": "fedavg"}, rounds=3)  # `config` gives methods of rows their steps
+PLAN = config({"name": "fedavg"}, rounds=3)
 
 
-def planned(method: dict[str, object], round: int = 1) -> Capture:
-    return capture(PLAN.model_copy(update={"method": method}), round)
+def planned(method: dict[str, object], round: int = 1, **privacy: object) -> Capture:
+    return capture(config(method, rounds=3, privacy=privacy), round)
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +45,9 @@ def of_few(heard: Capture, samples: int) -> dict[str, Finding]:
     """Attacks on the sums of a client with this many samples."""
     x, y, raw = (part[:samples] for part in heard.aligned())
     client = ClientRound(0, x, y, Randomness.simulated(0))
-    reply = answer(heard.method, heard.task, heard.broadcast, [client])[0]
-    alone = replace(heard, uploads=[Message.decode(reply.encode())], cohort=(0,), truth=[(x, y)], raw=[raw])
+    sent = heard.method.answer(heard.task, heard.broadcast, client).message(heard.round).encode()
+    reply = heard.reply.parse(Message.decode(sent), heard.task)
+    alone = replace(heard, uploads=[reply], cohort=(0,), truth=[(x, y)], raw=[raw])
     return {f.attack: f for f in on_sums(alone, sums_of(alone), "aggregator")}
 
 
@@ -101,7 +101,7 @@ def test_averaged_updates_add_up_too_and_rows_do_not() -> None:
     loss = torch.nn.functional.cross_entropy(model(x), y, reduction="sum")
     exact = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
     assert float((read.gradient - exact).norm() / exact.norm()) < 1e-3
-    rows = planned({"name": "ntk-fl", "steps": (50.0,), "subsample_rate": 0.1})
+    rows = planned({"name": "ntk-fl"}, subsample_rate=0.1)
     assert attack(rows) == []
     assert sums_of(rows) == []
 
@@ -116,12 +116,13 @@ def test_floats_and_later_rounds_are_read_as_well() -> None:
 
 # -- Runs with secure sums ---------------------------------------------------------------------------------------------
 
-PRIVATE = {"name": "private-sums", "secure_sum": True, "budget_rounds": 3, "noise_clients": 3, "clip": 5.0}
+PRIVATE = {"name": "private-sums", "clip": 5.0}
+MASKED = {"secure_sum": True, "budget_rounds": 3, "noise_clients": 3}
 
 
 def test_of_a_secure_sum_the_total_alone_is_attacked(found: dict[tuple[str, str], Finding]) -> None:
     """The same round, masked: nobody has a client's sums, and what the total tells is what it tells unmasked."""
-    masked = planned({"name": "sum-ntk-fl", "secure_sum": True})
+    masked = planned({"name": "sum-ntk-fl"}, secure_sum=True)
     result = study(masked)
     assert masked.masked
     assert {f.role for f in result.findings} == {"secure-sum"}
@@ -136,14 +137,14 @@ def test_of_a_secure_sum_the_total_alone_is_attacked(found: dict[tuple[str, str]
 
 
 def test_a_promise_does_not_hold_against_two_that_collude() -> None:
-    pair = verdicts(planned(PRIVATE), [])
+    pair = verdicts(planned(PRIVATE, **MASKED), [])
     assert "ε counts on the two not colluding and does not hold against them" in pair["aggregator+shuffler"]
 
 
 @pytest.mark.parametrize("round", [1, 2])
 def test_a_private_sum_is_read_as_a_gradient(round: int) -> None:
     """With next to no noise and a clip that binds nobody it is the cohort's gradient, with the whitening taken back."""
-    heard = planned(PRIVATE | {"epsilon": 1e5, "clip": 1e3}, round)
+    heard = planned(PRIVATE | {"clip": 1e3}, round, **MASKED, epsilon=1e5)
     total = total_of(sums_of(heard))
     assert abs(total.samples - sum(len(y) for _, y in heard.truth)) <= 2
     x, y, _ = heard.aligned()
@@ -175,7 +176,7 @@ def test_a_record_is_found_in_a_sum_unless_there_is_noise(noise: float, least: f
 
 
 def test_noise_hides_who_was_in_a_private_sum() -> None:
-    found = {f.role: f for f in attack(planned(PRIVATE | {"epsilon": 1.0})) if "alignment" in f.attack}
+    found = {f.role: f for f in attack(planned(PRIVATE, **MASKED, epsilon=1.0)) if "alignment" in f.attack}
     for finding in found.values():
         assert abs(finding.mean) < 3 * (0.5 / (finding.details["members"] / 2)) ** 0.5
 

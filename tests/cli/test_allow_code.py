@@ -9,16 +9,12 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-import torch
-from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
-import ntkfl
 from ntkfl.audit.capture import capture_of_run
 from ntkfl.cli import app
-from ntkfl.errors import NTKFLError, RunFolderError, TrustError
+from ntkfl.errors import RunFolderError, TrustError
 from ntkfl.federation.config import RunConfig
-from ntkfl.federation.export import export
 from ntkfl.federation.simulation import execute
 from ntkfl.safe_parse import read_toml
 
@@ -90,24 +86,11 @@ def test_a_runs_folder(changes: dict[str, object], tmp_path: Path, taken_over: P
     refuses(taken_over, "train", "--resume", "--out", folder, "--rounds", "2")
     with pytest.raises(TrustError, match=REFUSED):
         capture_of_run(folder)
-    for arguments in (["report", folder, "--out", tmp_path / "page.html"], ["export", folder, "--out", tmp_path / "m"]):
-        run(*arguments)
-        assert not taken_over.exists()
+    run("report", folder, "--out", tmp_path / "page.html")
+    assert not taken_over.exists()
     with suppress(RunFolderError):  # it may not be the code that the run was made with
         capture_of_run(folder, allow_code=True)
     assert taken_over.exists()  # the attack is real
-
-
-def test_an_export(tmp_path: Path, taken_over: Path) -> None:
-    folder = export(a_run(tmp_path / "run", model={"name": MODEL}), tmp_path / "model", {})
-    with pytest.raises(TrustError, match=REFUSED):
-        ntkfl.load_exported(folder)
-    assert not taken_over.exists()
-    own = ntkfl.load_exported(folder, model=ntkfl.models.mlp(64, 4, 10))  # who brings the network needs none of theirs
-    assert not taken_over.exists()
-    x = torch.randn(3, 1, 8, 8)
-    assert torch.equal(ntkfl.load_exported(folder, allow_code=True)(x), own(x))
-    assert taken_over.exists()
 
 
 def test_what_its_user_names_is_run(tmp_path: Path, taken_over: Path) -> None:
@@ -123,13 +106,3 @@ def test_what_its_user_names_is_run(tmp_path: Path, taken_over: Path) -> None:
     refuses_again = run("train", "--resume", "--out", tmp_path / "kept", "--rounds", "2")
     assert isinstance(refuses_again.exception, TrustError)
     assert run("train", "--resume", "--out", tmp_path / "kept", "--rounds", "2", "--allow-code").exit_code == 0
-
-
-def test_nothing_is_hidden_in_weights(tmp_path: Path, taken_over: Path) -> None:
-    """An export without code loads without being asked."""
-    execute(RunConfig(data=DIGITS, model={"hidden": [4]}, **TRAINED), out=tmp_path / "run")
-    folder = export(tmp_path / "run", tmp_path / "model", {})
-    ntkfl.load_exported(folder)
-    save_file({"evil": torch.zeros(1)}, folder / "model.safetensors")
-    with pytest.raises(NTKFLError, match="do not fit"):
-        ntkfl.load_exported(folder)

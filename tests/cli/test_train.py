@@ -204,8 +204,8 @@ from ntkfl.methods import FedAvg
 
 
 class Shape(FedAvg):
-    def answer(self, task, message, clients):
-        return super().answer(task, message, list(map(self.turned, clients)))
+    def answer(self, task, question, client):
+        return super().answer(task, question, self.turned(client))
 
     def turned(self, client):
         client.x = client.x @ torch.ones(3, 3)

@@ -28,10 +28,10 @@ def helper(client):
 
 
 class Broken(FedAvg):
-    def answer(self, task, message, clients):
-        if message.round == 2:
-            helper(clients[0])
-        return super().answer(task, message, clients)
+    def answer(self, task, question, client):
+        if question.round == 2:
+            helper(client)
+        return super().answer(task, question, client)
 """
 TOML = """
 rounds = 3
@@ -91,7 +91,7 @@ def test_an_error_is_said_with_its_place_and_the_others_go_on(
     last = done.output.partition("2 runs failed")[2]
     assert "✗ broken [a], seed 0; broken [a], seed 1:\n" in last
     assert "KeyError: 'velocity' (broken_method.py, line 6, in helper)" in last
-    assert "  broken_method.py, line 12, in answer: helper(clients[0])\n" in last
+    assert "  broken_method.py, line 12, in answer: helper(client)\n" in last
     assert '  broken_method.py, line 6, in helper: return client.memory["velocity"]\n' in last
     assert "local_training.py" not in last  # frames of the library help nobody here
     whole, broken = json.loads((tmp_path / "out/results.json").read_text())["rows"]

@@ -10,7 +10,7 @@ import torch
 
 from ntkfl.data import ByWriter, Dataset, Dirichlet, Federated, load
 from ntkfl.data.partitions import Indices, Partition
-from ntkfl.data.table import Rows
+from ntkfl.data.table import TableRows
 from ntkfl.errors import DataError
 
 
@@ -20,8 +20,8 @@ def small(rows: int = 40, channels: int = 2) -> Dataset:
     labels, moments = torch.arange(rows) % 4, ((0.1, 0.2)[:channels], (0.5, 0.25)[:channels])
     return Dataset(
         name="small",
-        rows=Rows(images, labels, *moments),
-        test_rows=Rows(images[:5].clone(), labels[:5].clone(), *moments),
+        rows=TableRows(images, labels, *moments),
+        test_rows=TableRows(images[:5].clone(), labels[:5].clone(), *moments),
         classes=4,
         writers=torch.arange(rows) // 10,
     )
@@ -86,15 +86,15 @@ ROWS = small().rows
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"rows": Rows(ROWS.x[:0], ROWS.y[:0])}, "0 training rows with targets"),
-        ({"rows": Rows(ROWS.x, ROWS.y[1:])}, "40 training rows with targets"),
-        ({"test_rows": Rows(ROWS.x[:5], torch.full((5,), 4))}, r"test labels must lie in 0\.\.3, not 4\.\.4"),
-        ({"rows": Rows(ROWS.x, torch.full((40,), -1))}, r"training labels must lie in 0\.\.3, not -1\.\.-1"),
-        ({"test_rows": Rows(torch.zeros(5, 2, 4, 3), ROWS.y[:5])}, "differ in shape"),
+        ({"rows": TableRows(ROWS.x[:0], ROWS.y[:0])}, "0 training rows with targets"),
+        ({"rows": TableRows(ROWS.x, ROWS.y[1:])}, "40 training rows with targets"),
+        ({"test_rows": TableRows(ROWS.x[:5], torch.full((5,), 4))}, r"test labels must lie in 0\.\.3, not 4\.\.4"),
+        ({"rows": TableRows(ROWS.x, torch.full((40,), -1))}, r"training labels must lie in 0\.\.3, not -1\.\.-1"),
+        ({"test_rows": TableRows(torch.zeros(5, 2, 4, 3), ROWS.y[:5])}, "differ in shape"),
         ({"writers": torch.zeros(3)}, "3 writers for 40"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(change: dict[str, Rows], said: str) -> None:
+def test_what_does_not_fit_together_is_refused(change: dict[str, TableRows], said: str) -> None:
     with pytest.raises(DataError, match=said):
         replace(small(), **change)
 

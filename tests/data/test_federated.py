@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ntkfl.data import Dirichlet, Federated, from_clients, load
 from ntkfl.data.seeds import generator
-from ntkfl.data.table import Rows
+from ntkfl.data.table import TableRows
 from ntkfl.errors import DataError
 
 
@@ -74,7 +74,7 @@ def test_a_fingerprint_is_that_of_the_content() -> None:
         replace(federated, indices=federated.indices[::-1]),
         replace(federated, indices=federated.indices[:-1]),
         replace(federated, classes=11),
-        replace(federated, rows=Rows(*rows.take())),
+        replace(federated, rows=TableRows(*rows.take())),
     ]
     # The same rows in the same order, cut into clients elsewhere.
     first, second, *more = federated.indices

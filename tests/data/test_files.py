@@ -13,9 +13,6 @@ import torch
 
 import ntkfl
 from ntkfl.data import IID, ByClient, Dirichlet, from_clients, from_datasets, from_file
-from ntkfl.data.client import read_own
-from ntkfl.data.files import Columns, read_rows
-from ntkfl.data.folders import Images
 from ntkfl.errors import ConfigError, DataError
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
@@ -159,24 +156,6 @@ def visits(path: Path) -> Path:
     return path
 
 
-def test_a_file_to_measure_on_gives_its_test_rows(tmp_path: Path) -> None:
-    """Where it says which they are; else all of it is for measuring."""
-    file = tmp_path / "visits.csv"
-    file.write_text("a,ill,part\n1,0,train\n2,1,test\n3,0,test\n")
-    x, y = read_rows(file, Columns("ill", None, "part"), test=True)
-    assert (x.tolist(), y.tolist()) == ([[2.0], [3.0]], [1, 0])
-    assert len(read_rows(file, Columns("ill", None, "part"))[0]) == 3
-    file.write_text("a,label\n1,0\n2,1\n")
-    assert len(read_rows(file, test=True)[0]) == 2
-    file.write_text("a,label,split\n1,0,train\n2,1,train\n")
-    with pytest.raises(DataError, match=r"visits.csv: all rows are for training, none for testing"):
-        read_rows(file, test=True)
-    archive = tmp_path / "visits.npz"
-    np.savez(archive, x=np.zeros((4, 2)), y=np.zeros(4, int), test_x=np.ones((3, 2)), test_y=np.ones(3, int))
-    assert read_rows(archive, test=True)[1].tolist() == [1, 1, 1]
-    assert read_rows(archive)[1].tolist() == [0, 0, 0, 0]
-
-
 def test_columns_by_any_name_and_labels_that_are_text(tmp_path: Path) -> None:
     dataset = from_file(visits(tmp_path / "v.csv"), label="diagnosis", client="hospital")
     fed = dataset.partition(ByClient())
@@ -209,17 +188,6 @@ def test_a_column_of_free_text_is_no_label(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{i},{'ab'[i % 2] if i else ''}\n" for i in range(30)))
     with pytest.raises(DataError, match="row 2 without a label"):
         from_file(tmp_path / "a.csv")
-
-
-def test_a_clients_own_table_has_the_runs_classes(tmp_path: Path) -> None:
-    """A client that has never seen a flu counts classes as the others do."""
-    columns = Columns("diagnosis", "hospital")
-    (tmp_path / "mine.csv").write_text("age,diagnosis,hospital\n1,flu,north\n2,flu,north\n")
-    images = Images((1,), classes=("cold", "flu"))
-    x, y = read_own(str(tmp_path / "mine.csv"), images, lambda name: dict, columns)
-    assert (x.tolist(), y.tolist()) == ([[1.0], [2.0]], [1, 1])
-    with pytest.raises(DataError, match="class_names"):
-        read_own(str(tmp_path / "mine.csv"), Images((1,)), lambda name: dict, columns)
 
 
 def test_clients_by_name_in_python() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ntkfl.methods import ClientRound, Method, Outcome, Task
+from ntkfl.methods.replies import Reply, Rows, Sums, Update
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
 CONTRACT = PAGE.partition("### The contract")[2].partition("\n## ")[0]
@@ -38,7 +39,9 @@ def test_every_hook_is_there_with_its_arguments(name: str) -> None:
 
 
 def test_no_hook_is_there_that_the_code_lacks() -> None:
-    known = {*HOOKS, "attacks", *own(Task), *vars_of_task(), *names(ClientRound), *names(Outcome)}
+    replies = {name for kind in (Reply, Rows, Update, Sums) for name in dir(kind)}
+    known = {*HOOKS, "name", "paper", "replies", *replies, *own(Task), *vars_of_task(), *names(ClientRound)}
+    known |= names(Outcome)
     assert set(DOCUMENTED) <= known
 
 

@@ -12,10 +12,10 @@ from ntkfl.crypto.hpke import SealingKey
 from ntkfl.crypto.mask_format import SEED_BYTES
 from ntkfl.crypto.masking import Words, unpack_words
 from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, unpack_rows
-from ntkfl.federation.secure_sum import SumSchema, Total, mask_reply, open_sum
-from ntkfl.methods.additive import Addend
+from ntkfl.federation.secure_sum import MaskedTotal, SumSchema, mask_reply, open_sum
+from ntkfl.methods.replies import Addend
 from ntkfl.services.shuffler.batch import Batch
-from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.services.shuffler.store import BatchStore
 
 KEY = BatchKey(1, 0)
 SAID = Announced.of(KEY, b"announced")
@@ -34,11 +34,11 @@ class Round:
     schema: SumSchema
     cohort: tuple[str, ...]
     min_clients: int = 2
-    shuffler: Shuffler = field(default_factory=lambda: Shuffler(clock=lambda: 0.0))
+    shuffler: BatchStore = field(default_factory=BatchStore)
     opener: SealingKey = field(default_factory=SealingKey.generate)
 
     def __post_init__(self) -> None:
-        sizes = (1, self.schema.sealed_bytes, self.min_clients, 0.0, self.schema.numbers)
+        sizes = (1, self.schema.sealed_bytes, self.min_clients, self.schema.numbers)
         self.shuffler.open(Batch(KEY, self.cohort, *sizes), SAID.digest)
         self.submitted: list[bytes] = []  # what the shuffler sees
 
@@ -51,7 +51,7 @@ class Round:
         self.sealed = self.shuffler.release(KEY)
         self.masks = self.shuffler.masks(KEY)
 
-    def total(self) -> Total:
+    def total(self) -> MaskedTotal:
         self.release()
         return open_sum(self.schema, self.sealed, self.masks, self.opener, *NAMES, SAID)
 

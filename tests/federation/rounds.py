@@ -2,58 +2,81 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import cast
 
-from ntkfl.federation.client import Answer, LatestMemory
+import torch
+
+import ntkfl
+from ntkfl.federation.client import Answer, Client, SeededRandomness, honest
 from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.local import LocalTransport, SimulatedClients
 from ntkfl.federation.local_shuffler import LocalShuffler
 from ntkfl.federation.server import Server
-from ntkfl.federation.shuffled import open_rows
 from ntkfl.federation.transport import Traffic, Transport
-from ntkfl.federation.validation import filter_replies
-from ntkfl.methods import ClientRound, Method, Outcome, State, Task
-from ntkfl.methods.batchnorm import answer
-from ntkfl.wire import Message
+from ntkfl.methods import ClientRound, Method, Outcome, State, SumNTKHead, Task
+from ntkfl.methods.combinations import settle
+from ntkfl.methods.robust import Robust
+from ntkfl.privacy.randomness import Randomness
+from ntkfl.privacy.settings import Privacy
 
 
-class Given:
-    """Clients as they are in the round, whichever round it is."""
+def small_task(method: Method, privacy: Privacy | None = None, robust: Robust | None = None) -> Task:
+    """A small perceptron in float64, under settings checked as a run's are."""
+    torch.manual_seed(0)
+    own, bounds = settle(method, privacy, robust)
+    inputs, hidden = own.projected_dim or 5, () if isinstance(method, SumNTKHead) else (4,)
+    task = Task(
+        ntkfl.models.mlp(inputs, *hidden, 3).double(), 3, method.loss, privacy=own, robust=bounds, total_clients=5,
+        label_smoothing=method.label_smoothing,
+    )  # fmt: skip
+    task.example = torch.zeros(1, inputs).double(), torch.zeros(1, dtype=torch.int64)
+    return task
 
-    def __init__(self, task: Task, method: Method, clients: Sequence[ClientRound], respond: Answer, rows: int) -> None:
-        self.task, self.method, self.respond, self.rows = task, method, respond, rows
-        self._clients = {client.id: _Same(client) for client in clients}
-        self.fed = SimpleNamespace(standardization=None)
 
-    def __getitem__(self, number: int) -> _Same:
-        return self._clients[number]
-
-    def load(self, numbers: Sequence[int]) -> None: ...
+def small_client(number: int, samples: int, inputs: int = 5) -> ClientRound:
+    draws = torch.Generator().manual_seed(number)
+    x = torch.randn(samples, inputs, generator=draws, dtype=torch.float64)
+    return ClientRound(number, x, torch.arange(samples) % 3, Randomness.simulated(number))
 
 
-class _Same:
-    def __init__(self, client: ClientRound) -> None:
-        self._client, self.memory = client, LatestMemory()
+class Given(Client):
+    """A client as it is in the round, whichever round it is."""
+
+    def __init__(self, task: Task, method: Method, client: ClientRound, respond: Answer) -> None:
+        draws = SeededRandomness(0, client.id)
+        super().__init__(client.id, task, method, lambda: (client.x, client.y), draws, respond=respond)
+        self.given = client
 
     def at(self, round: int) -> ClientRound:
-        return self._client
+        return self.given
 
     def rest(self) -> None: ...
 
 
 def server_of(
-    task: Task, method: Method, clients: Sequence[ClientRound], respond: Answer = answer, rows: int | None = None
+    task: Task, method: Method, clients: Sequence[ClientRound], respond: Answer = honest, rows: int | None = None
 ) -> Server:
-    """A server that reaches these clients, through a shuffler where the method asks for one."""
-    most = rows or max(len(client) for client in clients)
-    transport: Transport = LocalTransport(cast(SimulatedClients, Given(task, method, clients, respond, most)))
-    if method.shuffle:
-        transport = LocalShuffler(transport, task, method, most)
+    """A server that reaches these clients, through a shuffler where the task's privacy asks for one."""
+    own = {client.id: Given(task, method, client, respond) for client in clients}
+    transport: Transport = LocalTransport(cast(SimulatedClients, _Indexed(own, task, method)))
+    if task.privacy.shuffle or task.privacy.secure_sum:
+        transport = LocalShuffler(transport, task, method, rows or max(map(len, clients)))
     test = OwnTestSet((clients[0].x, clients[0].y))
     return Server(task.model, task, method, transport, test, clients_per_round=len(clients), seed=0)
+
+
+class _Indexed:
+    def __init__(self, clients: dict[int, Given], task: Task, method: Method) -> None:
+        self._clients, self.task, self.method = clients, task, method
+        self.fed = SimpleNamespace(standardization=None)
+
+    def __getitem__(self, number: int) -> Given:
+        return self._clients[number]
+
+    def __len__(self) -> int:
+        return len(self._clients)
 
 
 def play_round(
@@ -62,29 +85,9 @@ def play_round(
     state: State,
     number: int,
     clients: Sequence[ClientRound],
-    respond: Answer = answer,
+    respond: Answer = honest,
     rows: int | None = None,
 ) -> tuple[Outcome, Traffic]:
     server = server_of(task, method, clients, respond, rows)
     server.state.state = state
     return server.attempt(number, [client.id for client in clients])
-
-
-class Received(NamedTuple):
-    """What the server has of an exchange's sealed rows once it has opened and validated them."""
-
-    replies: list[Message]
-    rows: int
-    rejected: Counter[str]
-    repeated: int
-
-    @property
-    def dropped(self) -> int:
-        return self.rejected.total()
-
-
-def receive(method: Method, task: Task, sealed: Sequence[bytes], *how: Any) -> Received:
-    """`how`: the schema, the key that opens, the federation, the run and the announcement."""
-    opened = open_rows(method, sealed, *how)
-    filtered = filter_replies(method, task, opened.replies)
-    return Received(filtered.replies, filtered.rows, +(opened.rejected + filtered.rejected), opened.repeated)

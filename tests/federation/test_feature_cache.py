@@ -110,5 +110,5 @@ def test_a_configuration(tmp_path: Path) -> None:
 def test_a_backbone_is_the_one_agreed_on() -> None:
     settings = {"rounds": 1, "clients_per_round": 2, "data": {"dataset": "digits", "partition": "iid", "clients": 2}}
     method = {"name": "sum-ridge"}
-    with pytest.raises(ntkfl.NTKFLError, match="others than agreed on"):
+    with pytest.raises(ntkfl.NTKFLError, match="differ from the agreed ones"):
         execute(RunConfig(model=BACKBONE | {"digest": "0" * 64}, method=method, **settings))

@@ -1,4 +1,4 @@
-"""A user's own method, `package.module:Class`: on the command line, compared, resumed, deployed, over Flower."""
+"""A user's own method, `package.module:Class`: on the command line, compared, resumed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import ntkfl
 from ntkfl.cli import app
 from ntkfl.errors import ConfigError
-from ntkfl.federation.build import build_method, describe_method
+from ntkfl.federation.config import build_method, describe_method
 from ntkfl.methods import FedAvg
 from ntkfl.safe_parse import read_toml
 
@@ -82,14 +82,14 @@ WRONG = {
         "yield Message('weights', round, dict(state)); return Outcome({'weights': state['weights'][:5]}, None)",
         r"'weights' of shape \[310\], found \[5\]",
     ),
-    "Few": ("answer", "return super().answer(task, message, clients)[:1]", "here 3, got a list of 1"),
-    "One": ("answer", "return super().answer(task, message, clients)[0]", "here 3, got Message"),
-    "Nothing": ("answer", "pass", "here 3, got NoneType"),
-    "Number": (
+    "Many": ("answer", "return [super().answer(task, question, client)]", r"must return a Gradient, not \[Gradient"),
+    "Sent": (
         "answer",
-        "return [Message('update', 1, {'gradient': 1.0}) for _ in clients]",
-        "must be a tensor, not 1.0",
+        "return super().answer(task, question, client).message(1)",
+        "must return a Gradient, not Message",
     ),
+    "Nothing": ("answer", "pass", "must return a Gradient, not None"),
+    "Number": ("answer", "return Gradient({'gradient': 1.0})", "'gradient' in a reply must be a tensor, not 1.0"),
 }
 
 
@@ -97,8 +97,8 @@ WRONG = {
 def test_what_breaks_the_contract_is_said(name: str, tmp_path: Path) -> None:
     """By the method's name, and never as an error deep in the library, or as clients lost without a word."""
     hook, body, why = WRONG[name]
-    arguments = {"round": "self, task, state, round, cohort", "answer": "self, task, message, clients"}[hook]
-    source = "from ntkfl.methods import Outcome\nfrom ntkfl.wire import Message\nfrom fedsgd import FedSGD\n"
+    arguments = {"round": "self, task, state, round, cohort", "answer": "self, task, question, client"}[hook]
+    source = "from ntkfl.methods import Outcome\nfrom ntkfl.wire import Message\nfrom fedsgd import FedSGD, Gradient\n"
     source += f"class {name}(FedSGD):\n    def {hook}({arguments}):\n        {body}\n"
     (tmp_path / f"wrong_{name}.py").write_text(source)
     fed = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=3), seed=0)
@@ -187,9 +187,9 @@ def test_what_torch_draws_in_it_follows_from_the_seed(tmp_path: Path) -> None:
     source += "    def start(self, task, weights):\n        return {'weights': weights + torch.rand_like(weights)}\n\n"
     source += "    def round(self, *a):\n        outcome = yield from super().round(*a)\n"
     source += "        outcome.diagnostics['server'] = float(torch.rand(()))\n        return outcome\n\n"
-    source += "    def answer(self, task, message, clients):\n        for client in clients:\n"
-    source += "            client.x = client.x + torch.randn(client.x.shape)\n"
-    (tmp_path / "drawn.py").write_text(source + "        return super().answer(task, message, clients)\n")
+    source += "    def answer(self, task, question, client):\n"
+    source += "        client.x = client.x + torch.randn(client.x.shape)\n"
+    (tmp_path / "drawn.py").write_text(source + "        return super().answer(task, question, client)\n")
     small = ["--dataset", "digits", "--clients", "6", "--clients-per-round", "3", "--set", "hidden=[8]"]
     given = ["train", "--method", "drawn:Drawn", *small]
     torch.manual_seed(1)

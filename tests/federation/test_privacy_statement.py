@@ -8,14 +8,15 @@ import pytest
 
 from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.config import RunConfig
-from ntkfl.federation.privacy_statement import stated, sum_promise
+from ntkfl.federation.privacy_statement import sum_promise
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import execute
-from ntkfl.methods import METHODS
+from ntkfl.methods import METHODS, Privacy
+from ntkfl.methods.combinations import settle
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "line"),
+    ("name", "privacy", "line"),
     [
         ("fedavg", {}, ""),
         ("fedavg", {"secure_sum": True}, "unless server and shuffler collude; no ε"),
@@ -24,21 +25,18 @@ from ntkfl.methods import METHODS
     ],
 )
 def test_the_line_says_what_masks_promise_and_that_they_are_no_noise(
-    name: str, options: dict[str, object], line: str
+    name: str, privacy: dict[str, object], line: str
 ) -> None:
-    said = sum_promise(METHODS[name](**options))
+    said = sum_promise(settle(METHODS[name](), Privacy(**privacy))[0])
     assert said == (f"secure sums: only totals are seen {line}" if line else "")
     assert len(said) <= 88
 
 
 def test_a_run_says_it_first_and_keeps_it(tmp_path: Path) -> None:
-    method = {"name": "fedavg", "secure_sum": True, "local_steps": 1}
+    method, privacy = {"name": "fedavg", "local_steps": 1}, {"secure_sum": True}
     data = {"dataset": "digits", "clients": 3, "alpha": 1.0}
-    config = RunConfig(rounds=1, clients_per_round=3, data=data, model={"hidden": [4]}, method=method)
+    config = RunConfig(rounds=1, clients_per_round=3, data=data, model={"hidden": [4]}, method=method, privacy=privacy)
     notes: list[str] = []
     execute(config, out=tmp_path / "run", callbacks=[Functions(on_start=notes.append)])
-    kept = RunFolder(tmp_path / "run").config()["privacy"]
+    kept = RunFolder(tmp_path / "run").config()["promises"]
     assert kept["sums"] in notes
-    assert stated(kept) == [kept["sums"]]
-    one = {"epsilon": 2.5, "delta": 1e-5, "unit": "record", "against": "the aggregator"}
-    assert stated({"guarantees": [one]}) == ["promised: ε = 2.5 at δ = 1e-05 for a record, against the aggregator"]

@@ -32,16 +32,16 @@ def trained(**options: Any) -> ntkfl.Run:
 
 
 @pytest.mark.parametrize(
-    "method",
+    ("method", "privacy"),
     [
-        FEDAVG,
-        {"name": "sum-ntk-fl"},
-        {"name": "ntk-fl", "projected_dim": 20, "subsample_rate": 0.5, "steps": [50, 400]},
+        (FEDAVG, {}),
+        ({"name": "sum-ntk-fl"}, {}),
+        ({"name": "ntk-fl", "steps": [50, 400]}, {"projected_dim": 20, "subsample_rate": 0.5}),
     ],
 )
-def test_a_loaded_run_is_the_run(method: dict[str, Any], tmp_path: Path) -> None:
+def test_a_loaded_run_is_the_run(method: dict[str, Any], privacy: dict[str, Any], tmp_path: Path) -> None:
     """Settings, history, weights and checkpoint; the test set gives what the last round's record says."""
-    run = execute(RunConfig(**SMALL, method=method), out=tmp_path / "run")
+    run = execute(RunConfig(**SMALL, method=method, privacy=privacy), out=tmp_path / "run")
     loaded = ntkfl.Run.load(tmp_path / "run")
     assert (loaded.history, loaded.timings) == (run.history, run.timings)
     assert loaded.config["method"]["name"] == method["name"]
@@ -147,8 +147,8 @@ def test_code_that_a_folder_names_is_not_run(tmp_path: Path, monkeypatch: pytest
 
 
 def test_another_runs_projection_stays_secret(tmp_path: Path) -> None:
-    method = {"name": "ntk-fl", "projected_dim": 20, "steps": [50]}
-    run = execute(RunConfig(**SMALL, method=method))
+    method = {"name": "ntk-fl", "steps": [50]}
+    run = execute(RunConfig(**SMALL, method=method, privacy={"projected_dim": 20}))
     run.config = dict(run.config) | {"simulation": False}
     with pytest.raises(TrustError, match="projection is secret"):
         run.evaluate(torch.zeros(3, 1, 8, 8), torch.arange(3))

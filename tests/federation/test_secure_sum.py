@@ -11,18 +11,19 @@ from hypothesis import strategies as st
 
 import ntkfl
 from ntkfl.crypto.hpke import SealingKey
-from ntkfl.errors import ConfigError, MessageError, Refused
+from ntkfl.errors import MessageError, Refused
+from ntkfl.federation.byzantine import Byzantine
 from ntkfl.federation.callbacks import Functions
-from ntkfl.federation.config import Byzantine
 from ntkfl.federation.secure_sum import open_sum
 from ntkfl.federation.server import remarks
 from ntkfl.federation.simulation import Simulation
-from ntkfl.methods import METHODS, ClientRound, FedAvg, FedNova, Method, SumNTKFL, Task
-from ntkfl.methods.additive import Addend
+from ntkfl.methods import METHODS, FedAvg, Method, Privacy, SumNTKFL
+from ntkfl.methods.replies import Addend
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.services.shuffler.store import BatchStore
 from ntkfl.wire import Message
 from tests.federation.masked import KEY, NAMES, SAID, Round, played, schema_of, words_of
+from tests.federation.rounds import small_client, small_task
 
 CLIENTS = ("ada", "bob", "cyd", "dan")
 
@@ -96,184 +97,111 @@ def test_a_sum_beyond_the_limits_is_refused() -> None:
 
 # -- Methods -----------------------------------------------------------------------------------------------------------
 
-SUMMED: list[tuple[str, dict[str, Any]]] = [
-    ("sum-ntk-fl", {}),
-    ("sum-ntk-fl", {"loss": "mse"}),
-    ("fedavg", {"local_steps": 3}),
-    ("fedavg", {"local_steps": 3, "weighting": "samples", "sum_samples": 200}),
-    ("fedprox", {"local_steps": 3, "weighting": "samples"}),
-    ("fedadam", {"local_steps": 3}),
-    ("fednova", {"local_epochs": 2, "batch_size": 20, "weighting": "samples"}),
-]
-
 
 @pytest.fixture(scope="module")
 def digits() -> ntkfl.data.Federated:
     return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=10, alpha=0.3), seed=0)
 
 
+MASKED = Privacy(secure_sum=True)
+
+
 def trained(digits: ntkfl.data.Federated, method: Method, rounds: int = 3, **options: Any) -> ntkfl.Run:
     torch.manual_seed(0)
     model = ntkfl.models.mlp(64, 16, 10).double()
-    return Simulation(model, digits, method, **{"clients_per_round": 4} | options).run(rounds, callbacks=[])
+    how = {"clients_per_round": 4, "privacy": MASKED} | options
+    return Simulation(model, digits, method, **how).run(rounds, callbacks=[])
 
 
 def weights(run: ntkfl.Run) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in run.model.parameters()])
 
 
-@pytest.mark.parametrize(("name", "options"), SUMMED)
-def test_masked_training_is_plain_training(digits: ntkfl.data.Federated, name: str, options: dict[str, Any]) -> None:
-    """Three rounds end within the rounding, and the accuracy within one of the 355 test samples."""
-    plain = {"values": "float32"} if name == "sum-ntk-fl" else {}
-    one = trained(digits, METHODS[name](**options, **plain))
-    two = trained(digits, METHODS[name](**options, **plain, secure_sum=True))
-    distance = float((weights(one) - weights(two)).norm() / weights(one).norm())
-    assert 0 < distance < 1e-3
-    assert [record["summed_clients"] for record in two.history] == [4, 4, 4]
-    assert [record["bounded_clients"] for record in two.history] == [0, 0, 0]
-    for before, after in zip(one.history, two.history, strict=True):
-        assert abs(before["test_accuracy"] - after["test_accuracy"]) < 1.5 / 355
-        assert after["train_loss"] == pytest.approx(before["train_loss"], rel=1e-3)
-        assert after["uplink_bytes"] < before["uplink_bytes"]  # 4 bytes per number, where float64 has 8
-
-
-@pytest.mark.parametrize(("name", "options"), SUMMED)
-def test_the_reply_of_a_total_is_that_of_the_method(name: str, options: dict[str, Any]) -> None:
-    """Without masks or rounding: a round given the total's one reply ends as a round given all replies, in float64."""
-    method = METHODS[name](**options, secure_sum=True)
-    task = Task(ntkfl.models.mlp(5, 4, 3).double(), 3, method.loss)
-    state, cohort = method.start(task, task.like), range(3)
-    one, two = (method.round(task, state, 1, cohort) for _ in range(2))
-    message = next(one)
-    assert isinstance(message, Message)
-    assert next(two) is not None
-    replies = [method.answer(task, message, [client(i, 6 + 4 * i)])[0] for i in range(3)]
-    summands = [method.summand(task, message, reply) for reply in replies]
-    total = {n: torch.stack([summand[n].values for summand in summands]).sum(0) for n in summands[0]}
-    outcomes = []
-    for generator, given_ in ((one, list(replies)), (two, [method.from_total(task, message, total, 3)])):
-        with pytest.raises(StopIteration) as end:
-            generator.send(given_)
-        outcomes.append(end.value.value)
-    for key, tensor in outcomes[0].state.items():
-        assert torch.allclose(tensor.double(), outcomes[1].state[key].double(), rtol=1e-9, atol=1e-12), key
-    assert outcomes[0].train_loss == pytest.approx(outcomes[1].train_loss, rel=1e-6)
-
-
-def client(number: int, samples: int) -> ClientRound:
-    generator = torch.Generator().manual_seed(number)
-    x = torch.randn(samples, 5, dtype=torch.float64, generator=generator)
-    return ClientRound(number, x, torch.arange(samples) % 3, Randomness.simulated(number))
-
-
-def test_a_large_client_counts_for_a_bounded_number_of_samples() -> None:
-    methods: tuple[Method, ...] = (
-        FedAvg(secure_sum=True, weighting="samples", sum_samples=8),
-        SumNTKFL(secure_sum=True, sum_samples=8),
-    )
-    for method in methods:
-        task = Task(ntkfl.models.mlp(5, 4, 3).double(), 3, "ce", label_smoothing=method.label_smoothing)
-        message = next(method.round(task, method.start(task, task.like), 1, range(2)))
-        assert isinstance(message, Message)
-        replies = [method.answer(task, message, [client(0, samples)])[0] for samples in (80, 4)]
-        large, small = (method.summand(task, message, reply) for reply in replies)
-        assert (float(large["samples"].values), float(small["samples"].values)) == (8.0, 4.0)
-        if method.name == "fedavg":
-            change = replies[0].arrays["weights"] - task.like
-            assert torch.allclose(large["weights"].values, change)
-            assert torch.allclose(small["weights"].values, 4 / 8 * (replies[1].arrays["weights"] - task.like))
-        else:
-            assert torch.allclose(large["gradient"].values, 8 / 80 * replies[0].arrays["gradient"].double())
-            assert torch.allclose(small["gradient"].values, replies[1].arrays["gradient"].double())
+@pytest.mark.parametrize("method", [FedAvg(weighting="samples"), SumNTKFL()], ids=lambda method: method.name)
+def test_a_large_client_counts_for_a_bounded_number_of_samples(method: Method) -> None:
+    task = small_task(method, Privacy(secure_sum=True, sum_samples=8))
+    question = next(method.round(task, method.start(task, task.like), 1, range(2)))
+    assert isinstance(question, Message)
+    replies = [method.answer(task, question, small_client(0, samples)) for samples in (80, 4)]
+    large, small = (reply.addends(method, task, question) for reply in replies)
+    assert (float(large["samples"].values), float(small["samples"].values)) == (8.0, 4.0)
+    if method.name == "fedavg":
+        first, second = (reply.arrays["weights"] - task.like for reply in replies)
+        assert torch.allclose(large["weights"].values, first)
+        assert torch.allclose(small["weights"].values, 4 / 8 * second)
+    else:
+        assert torch.allclose(large["gradient"].values, 8 / 80 * replies[0].arrays["gradient"].double())
+        assert torch.allclose(small["gradient"].values, replies[1].arrays["gradient"].double())
 
 
 def test_sums_of_rounds_are_the_same_to_the_bit_whoever_masks(digits: ntkfl.data.Federated) -> None:
     """Masks are fresh in every run and leave no trace in the result."""
-    one, two = (trained(digits, SumNTKFL(secure_sum=True)) for _ in range(2))
+    one, two = (trained(digits, SumNTKFL()) for _ in range(2))
     assert torch.equal(weights(one), weights(two))
 
 
 def test_updates_beyond_their_limit_are_bounded_and_counted(
     digits: ntkfl.data.Federated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FedAvg, "sum_limit", 1e-3)
+    monkeypatch.setattr("ntkfl.methods.replies.SUM_LIMIT", 1e-3)
     torch.manual_seed(0)
     before = torch.cat([p.detach().flatten() for p in ntkfl.models.mlp(64, 16, 10).double().parameters()])
-    run = trained(digits, FedAvg(secure_sum=True, local_steps=3), rounds=1)
+    run = trained(digits, FedAvg(local_steps=3), rounds=1)
     (record,) = run.history
     assert record["bounded_clients"] == record["summed_clients"] == 4
     assert 0 < float((weights(run) - before).abs().max()) <= 1e-3
     assert remarks(record) == ["4 clients scaled numbers down to the limit of a secure sum"]
 
 
-def told(fed: ntkfl.data.Federated, method: Method) -> tuple[list[str], list[str]]:
+def told(fed: ntkfl.data.Federated, method: Method, privacy: Privacy) -> tuple[list[str], list[str]]:
     """What a run of a round says of clients that count for less: before it, and of its round."""
     notes: list[str] = []
-    callback = Functions(on_start=notes.append)
     torch.manual_seed(0)
-    run = ntkfl.train(ntkfl.models.mlp(64, 16, 10), fed, method, rounds=1, callbacks=[callback])
+    callback, model = Functions(on_start=notes.append), ntkfl.models.mlp(64, 16, 10)
+    run = ntkfl.train(model, fed, method, rounds=1, callbacks=[callback], privacy=privacy)
     return [note for note in notes if "sum_samples" in note], remarks(run.history[0])
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        SumNTKFL(secure_sum=True, sum_samples=200),
-        FedAvg(secure_sum=True, sum_samples=200, weighting="samples", local_steps=2),
-        METHODS["private-sums"](secure_sum=True, sum_samples=200, noise_clients=2),
-    ],
-)
+@pytest.mark.parametrize("method", [SumNTKFL(), FedAvg(weighting="samples", local_steps=2), METHODS["private-sums"]()])
 def test_clients_of_more_than_sum_samples_records_are_told_of_by_that_name(method: Method) -> None:
     x, y = ntkfl.data.load("digits").rows.take(torch.arange(1442))
     cuts = {"a": slice(0, 150), "b": slice(150, 350), "c": slice(350, 700)}
     fed = ntkfl.data.from_clients({name: (x[cut], y[cut]) for name, cut in cuts.items()}, test=(x[700:], y[700:]))
-    before, after = told(fed, method)
+    noise = {"noise_clients": 2} if method.name == "private-sums" else {}
+    before, after = told(fed, method, Privacy(secure_sum=True, sum_samples=200, **noise))
     assert before == ["warning: 1 client has more records than sum_samples (200) and counts for less"]
     assert after == []
 
 
 def test_clients_that_count_the_same_are_not_told_of(digits: ntkfl.data.Federated) -> None:
-    assert told(digits, FedAvg(secure_sum=True, sum_samples=20, local_steps=2)) == ([], [])
-    assert told(digits, SumNTKFL(sum_samples=20)) == ([], [])
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"shuffle": True}, "shows no rows that could be shuffled"),
-        ({"robust": "median"}, "compares clients' updates, of which a secure sum shows none"),
-    ],
-)
-def test_options_that_need_single_replies_are_refused(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        FedAvg(secure_sum=True, **options)
-    assert FedNova(secure_sum=True).robust == "mean"
+    masked = Privacy(secure_sum=True, sum_samples=20)
+    assert told(digits, FedAvg(local_steps=2, weighting="uniform"), masked) == ([], [])
+    assert told(digits, SumNTKFL(), Privacy(sum_samples=20)) == ([], [])
 
 
 def test_a_client_that_cannot_comply_leaves_the_round(digits: ntkfl.data.Federated) -> None:
     """Numbers that are not finite are told from others by the client alone."""
     poison = Byzantine(kind="not-finite", fraction=0.3)
-    run = trained(digits, FedAvg(secure_sum=True, local_steps=2), rounds=4, byzantine=poison)
+    run = trained(digits, FedAvg(local_steps=2), rounds=4, byzantine=poison)
     for record in run.history:
         assert record["summed_clients"] == 4 - len(record["byzantine"])
 
 
 def test_seeds_are_not_kept(digits: ntkfl.data.Federated, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a round nothing of a seed is in the shuffler's tables."""
-    kept: list[Shuffler] = []
-    make = Shuffler.__init__
+    kept: list[BatchStore] = []
+    make = BatchStore.__init__
 
-    def remember(self: Shuffler, *args: Any, **options: Any) -> None:
+    def remember(self: BatchStore, *args: Any, **options: Any) -> None:
         make(self, *args, **options)
         kept.append(self)
 
-    monkeypatch.setattr(Shuffler, "__init__", remember)
-    trained(digits, FedAvg(secure_sum=True, local_steps=1), rounds=1)
+    monkeypatch.setattr(BatchStore, "__init__", remember)
+    trained(digits, FedAvg(local_steps=1), rounds=1)
     tables = [name for shuffler in kept for (name,) in shuffler._db.execute("SELECT name FROM sqlite_master")]
-    assert "sums" in tables
-    assert not [name for name in tables if name.startswith(("seeds_", "pending_", "released_"))]
-    assert [masks for shuffler in kept for (masks,) in shuffler._db.execute("SELECT masks FROM sums")] == [None]
+    assert "batches" in tables
+    assert not [name for name in tables if name.startswith(("cohort_", "pending_", "released_"))]
+    assert [masks for shuffler in kept for (masks,) in shuffler._db.execute("SELECT masks FROM batches")] == [None]
 
 
 def test_an_extreme_update_weighs_as_much_as_its_limit(
@@ -282,20 +210,11 @@ def test_an_extreme_update_weighs_as_much_as_its_limit(
     """A client that runs this code, and lies about its data or update alone, shifts each mean by limit / k at most."""
     torch.manual_seed(0)
     before = torch.cat([p.detach().flatten() for p in ntkfl.models.mlp(64, 16, 10).double().parameters()])
-    monkeypatch.setattr(FedAvg, "sum_limit", 2.0)
-    method, attack = FedAvg(secure_sum=True, local_steps=1), Byzantine(kind="extreme", fraction=0.3)
+    monkeypatch.setattr("ntkfl.methods.replies.SUM_LIMIT", 2.0)
+    method, attack = FedAvg(local_steps=1), Byzantine(kind="extreme", fraction=0.3)
     run = trained(digits, method, rounds=1, byzantine=attack, seed=1)
     (record,) = run.history
     liars = len(record["byzantine"])
     assert record["bounded_clients"] == liars > 0
     assert 1.0 < float((weights(run) - before).abs().max()) * 4 / liars <= 2.0 + 1.0  # the honest move by less than 1
     assert bool(weights(run).isfinite().all())
-
-
-def test_an_update_of_another_network_is_not_summed() -> None:
-    method = FedAvg(secure_sum=True)
-    task = Task(ntkfl.models.mlp(5, 4, 3).double(), 3, "ce")
-    message = Message("weights", 1, {"weights": task.like})
-    reply = Message("update", 1, {"weights": task.like[1:], "samples": torch.tensor(3)})
-    with pytest.raises(MessageError, match="has shape"):
-        method.summand(task, message, reply)

@@ -1,40 +1,35 @@
-"""The server: attempts, quorums, what a failed round leaves behind; with transports that fail when told to."""
+"""The server: quorums, rounds that fail, what the record says of them; with a transport that fails when told to."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from ntkfl.errors import Diverged, MessageError, NumericalError, TooFew
+from ntkfl.errors import Diverged, NumericalError, TooFew
 from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.run_folder import RunFolder
-from ntkfl.federation.server import Server
+from ntkfl.federation.server import Server, remarks
 from ntkfl.federation.transport import Traffic, Transport
-from ntkfl.methods import ClientRound, FedAvg, Method, Task
+from ntkfl.methods import ClientRound, FedAvg, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 
 
 class Scripted(Transport):
-    """Five clients. What is in `fails` by round and attempt is raised instead of an answer."""
+    """Five clients. The round `fails` is not answered; client 4 sends an update of another network."""
 
-    def __init__(self, method: Method, task: Task, fails: dict[tuple[int, int], Exception]) -> None:
-        self.method, self.task, self.fails = method, task, fails
-        self.attempt: dict[int, int] = {}
+    def __init__(self, task: Task, fails: int | None) -> None:
+        self.method, self.task, self.fails = FedAvg(local_steps=2), task, fails
         self.ended: list[bool] = []
-        self.gathered = self.finished = 0
+        self.finished = 0
         torch.manual_seed(0)
         self.people = [
             ClientRound(i, torch.randn(8, 4), torch.arange(8) % 2, Randomness.simulated(i)) for i in range(5)
         ]
-
-    def gather(self) -> None:
-        self.gathered += 1
 
     def available(self, wanted: int) -> Sequence[int]:
         return range(5)
@@ -44,14 +39,15 @@ class Scripted(Transport):
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         self.round = round
-        self.attempt[round] = self.attempt.get(round, -1) + 1
 
-    def exchange(self, message: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
-        failure = self.fails.get((self.round, self.attempt[self.round]))
-        if failure:
-            raise failure
-        assert isinstance(message, Message)
-        return self.method.answer(self.task, message, [self.people[i] for i in cohort])
+    def exchange(self, question: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
+        if self.round == self.fails:
+            raise TooFew("nobody answered")
+        assert isinstance(question, Message)
+        replies = [self.method.answer(self.task, question, self.people[i]).message(self.round) for i in cohort]
+        traffic.failed["client-0"] = "asleep"
+        wrong = {name: array[:3] if array.ndim else array for name, array in replies[-1].arrays.items()}
+        return [*replies[:-1], Message("update", self.round, wrong)]
 
     def end(self, completed: bool) -> None:
         self.ended.append(completed)
@@ -60,55 +56,51 @@ class Scripted(Transport):
         self.finished += 1
 
 
-def server(fails: dict[tuple[int, int], Exception] | None = None, **options: Any) -> tuple[Server, Scripted, list[str]]:
+def server(fails: int | None = None, seed: int | None = 0) -> tuple[Server, Scripted]:
     torch.manual_seed(1)
-    model, method, said = torch.nn.Linear(4, 2), FedAvg(local_steps=2), list[str]()
+    model, method = torch.nn.Linear(4, 2), FedAvg(local_steps=2)
     task = Task(model, 2, "ce")
-    transport = Scripted(method, task, fails or {})
+    transport = Scripted(task, fails)
     test = OwnTestSet((torch.randn(6, 4), torch.arange(6) % 2))
-    how = {"clients_per_round": 3, "seed": 0, "attempts": 3, "deployed": True} | options
-    return Server(model, task, method, transport, test, say=said.append, **how), transport, said
+    return Server(model, task, method, transport, test, clients_per_round=3, seed=seed), transport
 
 
-def test_a_failed_round_is_tried_again_with_others_and_leaves_no_trace() -> None:
-    own, transport, said = server({(2, 0): TooFew("too few"), (2, 1): TooFew("again too few")})
-    run = own.run(None, {"rounds": 3}, resume=False)
-    assert [record["attempt"] for record in run.history] == [0, 2, 0]
-    assert transport.ended == [True, False, False, True, True]
-    assert (transport.gathered, transport.finished) == (1, 1)
-    assert said == ["round 2, attempt 1 of 3 failed: too few", "round 2, attempt 2 of 3 failed: again too few"]
-    calm = server()[0]
-    assert calm.run(None, {"rounds": 1}, resume=False).history == run.history[:1]
-
-
-def test_after_all_attempts_the_run_stops_and_can_go_on(tmp_path: Path) -> None:
-    fails: dict[tuple[int, int], Exception] = {(2, attempt): TooFew("too few") for attempt in range(3)}
-    own, transport, _ = server(fails)
-    with pytest.raises(TooFew, match="round 2 failed 3 times; start again to go on from the last"):
+def test_a_round_that_fails_ends_the_run_which_can_go_on(tmp_path: Path) -> None:
+    own, transport = server(fails=2)
+    with pytest.raises(TooFew, match="nobody answered"):
         own.run(RunFolder(tmp_path), {"rounds": 3}, resume=True)
-    assert transport.finished == 0
-    again, _, said = server()
+    assert (transport.ended, transport.finished) == ([True, False], 0)
+    again, transport = server()
     resumed = again.run(RunFolder(tmp_path), {"rounds": 3}, resume=True)
-    assert said[0] == "goes on after round 1"
     assert resumed.history == server()[0].run(None, {"rounds": 3}, resume=False).history
+    assert (transport.ended, transport.finished) == ([True, True], 1)
 
 
-@pytest.mark.parametrize("error", [MessageError("no reply"), NumericalError("diverged")])
-def test_anonymous_rows_that_spoil_a_round_cost_one_attempt(error: Exception) -> None:
-    own, transport, said = server({(1, 0): error})
-    transport.anonymous = True
-    (record,) = own.run(None, {"rounds": 1}, resume=False).history
-    assert record["attempt"] == 1
-    assert "the round cannot be built from its rows" in said[0]
+def test_a_round_played_again_leaves_no_trace_of_the_one_that_failed() -> None:
+    own, transport = server(fails=1)
+    with pytest.raises(TooFew):
+        own.play(1)
+    transport.fails = None
+    assert own.play(1)[0] == server()[0].play(1)[0]
+
+
+def test_the_record_says_who_failed_and_why_a_reply_was_rejected() -> None:
+    record, _ = server(seed=None)[0].play(1)
+    assert record["clients"] == [f"client-{i}" for i in range(5)]  # without a seed the transport says who takes part
+    assert record["rejected"] == {"malformed": 1}
+    asleep, rejected = remarks(record)
+    assert asleep == "no answer: client-0: asleep"
+    assert rejected.startswith("rejected: 1 malformed (")
 
 
 def test_replies_below_the_quorum_and_replies_that_all_diverged() -> None:
-    own, transport, _ = server(attempts=1)
+    own, transport = server()
     transport.quorum = 4
-    with pytest.raises(TooFew, match="3 replies could be used, below the quorum of 4"):
+    with pytest.raises(TooFew, match="2 replies could be used, below the quorum of 4: 1 malformed"):
         own.attempt(1, [0, 1, 2])
     transport.quorum = 1
     for person in transport.people:
         person.x.mul_(float("nan"))
     with pytest.raises((Diverged, NumericalError)):
         own.attempt(1, [0, 1, 2])
+    assert transport.ended == [False, False]

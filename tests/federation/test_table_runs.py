@@ -11,13 +11,9 @@ import torch
 from torch import nn
 
 import ntkfl
-from ntkfl.crypto.hpke import SealingKey
-from ntkfl.data.client import read_own
-from ntkfl.data.files import Columns, from_file
-from ntkfl.data.folders import Images
+from ntkfl.data.files import from_file
 from ntkfl.errors import DataError
 from ntkfl.federation.config import RunConfig
-from ntkfl.federation.export import export, load_exported
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import execute
 
@@ -63,13 +59,13 @@ def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
         return float((model(x).argmax(1) == y).double().mean())
 
 
-def test_standardisation_goes_with_folder_and_export(run: Path, table: Path, tmp_path: Path) -> None:
+def test_standardisation_goes_with_the_folder(run: Path, table: Path) -> None:
     (x, y), reached = raw_test_rows(table), RunFolder(run).records()[-1]["test_accuracy"]
     loaded = ntkfl.Run.load(run)
     assert reached > 0.9
     assert loaded.evaluate(x, y).accuracy == reached
     assert accuracy(loaded.model, x, y) < 0.8  # the network alone does not know the inputs' sizes
-    assert accuracy(load_exported(export(run, tmp_path / "model", {})), x, y) == reached
+    assert float((loaded.predict(x).argmax(1) == y).double().mean()) == reached
     assert loaded.standardization is not None
     training = from_file(table, label="outcome", client="site").rows.x.double()
     torch.testing.assert_close(torch.tensor(loaded.standardization.mean, dtype=torch.float64), training.mean(0))
@@ -84,53 +80,16 @@ def test_inputs_that_do_not_fit_the_moments(run: Path) -> None:
         standardization.standardize(torch.zeros(2, 4))
 
 
-def test_columns_in_another_order_are_the_same_columns(run: Path, tmp_path: Path) -> None:
-    same, turned = write_table(tmp_path / "same.csv"), write_table(tmp_path / "turned.csv", FEATURES[::-1])
-    columns, wanted = Columns("outcome", "site"), Images((3,), classes=("ill", "well"), features=FEATURES)
-    (x, y), (again, labels) = (
-        read_own(str(path), wanted, lambda name: lambda: None, columns) for path in (same, turned)
-    )
-    assert torch.equal(x, again)
-    assert torch.equal(y, labels)
-    score = ntkfl.Run.load(run).evaluate(x, y)
-    assert score.accuracy is not None
-    assert score.accuracy > 0.8
-    assert tuple(RunFolder(run).config()["names"]["features"]) == FEATURES
-
-
-def test_other_columns_are_refused_by_name(tmp_path: Path) -> None:
-    table = write_table(tmp_path / "table.csv")
-    columns, wanted = Columns("outcome", "site"), Images((3,), classes=("ill", "well"), features=("Hb", "age", "sex"))
-    with pytest.raises(DataError, match="lacks sex and has besides crp mg/l"):
-        read_own(str(table), wanted, lambda name: lambda: None, columns)
-
-
-def test_an_export_says_what_its_inputs_and_outputs_are(run: Path, table: Path, tmp_path: Path) -> None:
-    model = load_exported(export(run, tmp_path / "model", {}))
-    assert (model.feature_names, model.class_names) == (FEATURES, ("ill", "well"))
-    with table.open() as file:
-        rows = list(csv.DictReader(file))
-    x = torch.tensor([[float(row[name]) for name in model.feature_names] for row in rows])
-    said = [model.class_names[i] for i in model(x).argmax(1)]
-    assert np.mean([one == row["outcome"] for one, row in zip(said, rows, strict=True)]) > 0.8
-    assert "s0" not in (tmp_path / "model" / "export.toml").read_text()  # a client's name
-
-
 @pytest.mark.parametrize("projected", [None, 30])
 def test_images_are_standardised_by_channel_before_any_projection(projected: int | None, tmp_path: Path) -> None:
     draw = torch.Generator().manual_seed(0)
     sizes, means = (torch.tensor(v).view(3, 1, 1) for v in ([1.0, 20.0, 300.0], [5.0, 100.0, -900.0]))
     x, y = means + sizes * torch.randn(90, 3, 4, 4, generator=draw), torch.randint(0, 2, (90,), generator=draw)
     plain = ntkfl.data.from_clients([(x[:30], y[:30]), (x[30:60], y[30:60])], test=(x[60:], y[60:]))
-    trained, method = plain.standardized(), ntkfl.methods.NTKFL(projected_dim=projected)
+    trained, privacy = plain.standardized(), ntkfl.methods.Privacy(projected_dim=projected)
     model = nn.Sequential(nn.Flatten(), nn.Linear(projected or 48, 8), nn.Tanh(), nn.Linear(8, 2))
-    done = ntkfl.train(model, trained, method, rounds=1, out=tmp_path / "run", callbacks=[])
-    key = SealingKey.generate()
-    key.save(tmp_path / "key.pem")
-    written = export(tmp_path / "run", tmp_path / "model", {"reader": key.public})
-    exported = load_exported(written, tmp_path / "key.pem", model=model)
-    inputs = trained.test[0] if exported.projection is None else exported.projection(trained.test[0])
-    torch.testing.assert_close(exported(plain.test[0]), done.model(inputs))
+    how = {"privacy": privacy, "rounds": 1, "out": tmp_path / "run", "callbacks": []}
+    done = ntkfl.train(model, trained, ntkfl.methods.NTKFL(), **how)
     reached = done.history[-1]["test_loss"]
     assert done.evaluate(*plain.test).loss == pytest.approx(reached, rel=1e-4)
     assert done.evaluate(*trained.test).loss != pytest.approx(reached, rel=1e-2)  # twice is not once

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 
 import ntkfl
+from ntkfl.methods import Privacy, Robust
+from ntkfl.methods.combinations import settle
 
 FOLDER = Path(__file__).parent
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -46,12 +48,14 @@ def play(run: dict[str, Any], perturbation: float = 0.0) -> Rounds:
     data = ntkfl.data.load(run["dataset"])
     fed = data.partition(ntkfl.data.Dirichlet(clients=run["clients"], alpha=run["alpha"]), seed=run["seed"])
     method = getattr(ntkfl.methods, run["method"])(**run["options"])
+    privacy, robust = settle(method, Privacy(**run.get("privacy", {})), Robust(**run.get("robust", {})))
     torch.manual_seed(run["seed"])
-    model = ntkfl.models.mlp(method.projected_dim or math.prod(fed.input_shape), *run["hidden"], 10)
+    model = ntkfl.models.mlp(privacy.projected_dim or math.prod(fed.input_shape), *run["hidden"], 10)
     with torch.no_grad():
         for w in model.parameters() if perturbation else ():
             w.mul_(1 + perturbation * (2 * torch.randint(2, w.shape) - 1))
     how = {"rounds": ROUNDS, "clients_per_round": run["clients_per_round"], "seed": run["seed"]}
+    how |= {"privacy": privacy, "robust": robust}
     with two_threads():
         history = ntkfl.train(model, fed, method, **how, callbacks=[]).history
     shown = ("test_accuracy", "test_loss", "uplink_bytes", "downlink_bytes")

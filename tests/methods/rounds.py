@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ntkfl.methods import NTKFL, ClientRound, Method, Outcome, State, Task
+from ntkfl.methods.base import Outgoing, Replies
+from ntkfl.methods.replies import Reply
+from ntkfl.methods.rows.candidates import CandidateLosses, choose
 from ntkfl.models import resnet
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import unflatten
-from ntkfl.wire import Message
+from ntkfl.wire.message import Message
 
 DIMENSIONS = (5, 3)
 
@@ -43,24 +46,35 @@ def play(
     conversation = method.round(task, state, number, [c.id for c in clients])
     outgoing = next(conversation)
     while True:
-        groups = (
-            [(outgoing, list(clients))] if isinstance(outgoing, Message) else [(outgoing[c.id], [c]) for c in clients]
-        )
         replies = []
-        for message, group in groups:
-            payload = message.encode()
-            arrived = Message.decode(payload)
-            log += [Sent("down", c.id, message.kind, len(payload), arrived) for c in group]
-            for client, answer in zip(group, method.answer(client_task or task, arrived, group), strict=True):
-                reply = answer.encode()
-                replies.append(Message.decode(reply))
-                log.append(Sent("up", client.id, answer.kind, len(reply), replies[-1]))
+        for client in clients:
+            payload = (outgoing if isinstance(outgoing, Message) else outgoing[client.id]).encode()
+            question = Message.decode(payload)
+            log.append(Sent("down", client.id, question.kind, len(payload), question))
+            payload = method.answer(client_task or task, question, client).message(number).encode()
+            reply = Message.decode(payload)
+            log.append(Sent("up", client.id, reply.kind, len(payload), reply))
+            replies.append(method.replies[question.kind].parse(reply, task))
         try:
             outgoing = conversation.send(replies)
         except StopIteration as end:
             assert before.keys() == state.keys()
             assert all(torch.equal(before[k], state[k]) for k in before)
             return end.value, log
+
+
+def ask(method: Method, task: Task, client: ClientRound, number: int = 1) -> Reply:
+    """The client's reply to the weights that training begins from, as the server parses it."""
+    return receive(method, task, method.answer(task, broadcast(task, number), client).message(number))
+
+
+def receive(method: Method, task: Task, message: Message) -> Reply:
+    """A reply to the weights, parsed off its bytes."""
+    return method.replies["weights"].parse(Message.decode(message.encode()), task)
+
+
+def broadcast(task: Task, number: int = 1) -> Message:
+    return Message("weights", number, {"weights": task.like})
 
 
 def play_rounds(method: Method, task: Task, clients: Sequence[ClientRound], rounds: int) -> State:
@@ -73,7 +87,9 @@ def play_rounds(method: Method, task: Task, clients: Sequence[ClientRound], roun
 def small_task(loss: str = "ce", dtype: torch.dtype = torch.float64, **more: object) -> Task:
     inputs, outputs = DIMENSIONS
     model = nn.Sequential(nn.Linear(inputs, 7), nn.Tanh(), nn.Linear(7, outputs)).to(dtype)
-    return Task(model, outputs, loss, **more)  # type: ignore[arg-type]
+    task = Task(model, outputs, loss, **more)  # type: ignore[arg-type]
+    task.example = torch.zeros(1, inputs, dtype=dtype), torch.zeros(1, dtype=torch.int64)
+    return task
 
 
 class Whole(NTKFL):
@@ -81,11 +97,14 @@ class Whole(NTKFL):
 
     tolerance: ClassVar[float] = 1e-9
 
-    def packed(self, candidates: Tensor) -> dict[str, Tensor]:
-        return {"weights": candidates}
+    def select(self, task: Task, candidates: Tensor, round: int) -> Generator[Outgoing, Replies, tuple[int, float]]:
+        replies = yield Message("candidates", round, {"weights": candidates})
+        return choose(replies, task.robust.trim_losses)
 
-    def unpacked(self, message: Message, like: Tensor) -> Tensor:
-        return message.take("weights", (None, like.numel()), like)
+    def answer(self, task: Task, question: Message, client: ClientRound) -> Reply:
+        if question.kind == "candidates":
+            return CandidateLosses.of(task, question.take("weights", None, task.like), client)
+        return super().answer(task, question, client)
 
 
 def small_clients(*sizes: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> list[ClientRound]:
@@ -112,7 +131,9 @@ class OneWeight(nn.Module):
 
 
 def one_weight(w: float, **more: object) -> Task:
-    return Task(OneWeight(w), 1, "mse", **more)  # type: ignore[arg-type]
+    task = Task(OneWeight(w), 1, "mse", **more)  # type: ignore[arg-type]
+    task.example = torch.zeros(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    return task
 
 
 def scalar_client(id: int, x: float, y: float, n: int = 1) -> ClientRound:
@@ -151,4 +172,6 @@ def convolutional(dtype: torch.dtype = torch.float64) -> tuple[Task, list[Client
     model = resnet((1, 6, 6), DIMENSIONS[1], channels=(4, 8)).to(dtype)
     x, y = torch.randn(45, 1, 6, 6, dtype=dtype), torch.arange(45) % DIMENSIONS[1]
     x += y.view(-1, 1, 1, 1) * torch.linspace(-1, 1, 6, dtype=dtype)
-    return Task(model, DIMENSIONS[1], "ce"), dealt(x, y, list(torch.arange(45).split(15)))
+    task = Task(model, DIMENSIONS[1], "ce")
+    task.example = torch.zeros_like(x[:1]), torch.zeros_like(y[:1])
+    return task, dealt(x, y, list(torch.arange(45).split(15)))

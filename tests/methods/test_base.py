@@ -23,19 +23,20 @@ class TestLabelSmoothing:
         task = Task(ntkfl.models.mlp(3, 5).double(), 5, "ce", label_smoothing=0.3)
         torch.testing.assert_close(task.losses(f, y).mean(), torch.nn.functional.cross_entropy(f, y))
 
-    def test_real_targets_stay(self) -> None:
+    def test_targets_of_squared_error_stay(self) -> None:
         task = Task(ntkfl.models.mlp(3, 2), 2, "mse", label_smoothing=0.3)
         y = torch.randn(4, 2)
         assert torch.equal(task.training_targets(y), y)
+        assert torch.equal(task.training_targets(torch.tensor([0, 1])), torch.eye(2))
 
     def test_local_training_uses_it(self) -> None:
         plain, smooth = small_task(), small_task(label_smoothing=0.5)
         smooth.model.load_state_dict(plain.model.state_dict())
         smooth.like = plain.like
         (client,) = small_clients(6)
-        step = plain.like - FedAvg(local_steps=1, lr=1.0).train(plain, plain.like, [client]).weights[0]
+        step = plain.like - FedAvg(local_steps=1, lr=1.0).train(plain, plain.like, client).weights
         assert torch.allclose(step, gradient(plain, plain.like, client.x, client.y))
-        other = plain.like - FedAvg(local_steps=1, lr=1.0).train(smooth, plain.like, [client]).weights[0]
+        other = plain.like - FedAvg(local_steps=1, lr=1.0).train(smooth, plain.like, client).weights
         assert not torch.allclose(step, other)
 
 

@@ -8,7 +8,7 @@ import torch
 from ntkfl.errors import MessageError
 from ntkfl.methods import Centralized
 from ntkfl.wire import Message
-from tests.methods.rounds import gradient, play, play_rounds, small_clients, small_task
+from tests.methods.rounds import gradient, play, play_rounds, receive, small_clients, small_task
 
 
 def test_pooled_training_is_descent_on_all_samples() -> None:
@@ -28,7 +28,7 @@ def test_pooled_samples_are_counted() -> None:
     for number in (1, 2):
         _, log = play(Centralized(), task, clients, number=number)
         for client, sent in zip(clients, [s for s in log if s.way == "up"], strict=True):
-            assert sent.kind == "data"
+            assert sent.kind == "rows"
             exact = len(client) * (5 * 4 + 1)
             assert exact < sent.size < exact + 64
         assert all(s.size < 64 for s in log if s.way == "down")
@@ -36,13 +36,9 @@ def test_pooled_samples_are_counted() -> None:
 
 @pytest.mark.parametrize(
     ("x", "labels"),
-    [((3, 5), (4,)), ((0, 5), (0,)), ((), ()), ((3, 4), (3,)), ((3, 5), (3, 1)), ((3, 5), ())],
+    [((3, 5), (4,)), ((0, 5), (0,)), ((), ()), ((3, 4), (3,)), ((3, 5), (3, 1)), ((3, 5), ()), ((3,), (3,))],
 )
 def test_pooled_samples_are_checked(x: tuple[int, ...], labels: tuple[int, ...]) -> None:
-    task = small_task()
-    good = Message("data", 1, {"x": torch.zeros(2, 5), "labels": torch.zeros(2, dtype=torch.uint8)})
-    conversation = Centralized().round(task, Centralized().start(task, task.like), 1, [0, 1])
-    next(conversation)
-    bad = Message("data", 1, {"x": torch.zeros(x), "labels": torch.zeros(labels, dtype=torch.uint8)})
+    arrays = {"x": torch.zeros(x), "labels": torch.zeros(labels, dtype=torch.uint8)}
     with pytest.raises(MessageError, match="fit together"):
-        conversation.send([good, bad])
+        receive(Centralized(), small_task(), Message("rows", 1, arrays))

@@ -40,15 +40,6 @@ def test_upload_of_the_papers_network() -> None:
         assert 79_510 * 4 < sent.size < 79_510 * 4 + 128
 
 
-def test_bits_follow_from_seeds() -> None:
-    method, task = FedAvg(lr=0.3, local_steps=3, batch_size=4), small_task(dtype=torch.float32)
-    clients = small_clients(20, 30, dtype=torch.float32)
-    first, again = (play(method, task, clients)[0].state["weights"] for _ in range(2))
-    assert torch.equal(first, again)
-    clients[1].randomness = Randomness.simulated(1000)
-    assert not torch.equal(first, play(method, task, clients)[0].state["weights"])
-
-
 def test_by_default_it_is_the_mean_of_what_clients_send_however_long() -> None:
     """Against FedAvg written by hand, with one of four clients whose inputs, and so its update, are larger."""
     generator = torch.Generator().manual_seed(3)

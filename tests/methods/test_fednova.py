@@ -9,7 +9,7 @@ import torch
 
 from ntkfl.errors import ConfigError
 from ntkfl.methods import FedAvg, FedNova, FedProx
-from ntkfl.methods.local_training import LocalTraining
+from ntkfl.methods.averaging.local_training import LocalTraining
 from ntkfl.privacy.randomness import Randomness
 from tests.methods.rounds import one_weight, play, play_rounds, scalar_client, small_clients, small_task
 
@@ -80,5 +80,5 @@ def test_speeds_are_spread_evenly_and_follow_the_seed() -> None:
     fresh = [replace(c, memory={}) for c in clients]
     assert [method.steps(client) for client in fresh] == tau
     for wrong in ({"most_local_steps": 3}, {"most_local_steps": 30, "local_epochs": 1}):
-        with pytest.raises(ConfigError, match="most_local_steps is at least local_steps"):
+        with pytest.raises(ConfigError, match="most_local_steps must be at least local_steps"):
             FedAvg(**wrong)

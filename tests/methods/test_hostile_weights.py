@@ -17,16 +17,17 @@ from torch import Tensor, nn
 from ntkfl import models
 from ntkfl.errors import MessageError
 from ntkfl.methods import METHODS, ClientRound, Method, Task
-from ntkfl.methods.noise_shares import NoiseShares
-from ntkfl.methods.private_ridge import change
-from ntkfl.methods.whitening import directions, whitening_arrays
+from ntkfl.methods.base import adds_noise
+from ntkfl.methods.sums.noisy_sums import NoisySums
+from ntkfl.methods.sums.whitening import directions, whitening_arrays
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.privacy.sum_noise import moment_change, vector_change
+from ntkfl.privacy.sum_noise import integer_change
 from ntkfl.tangent import plan_jacobian
 from ntkfl.tangent.clipping import clipped_gradient
 from ntkfl.tangent.parameters import flatten, load_flat, trainable
 from ntkfl.tangent.sums import Layer
 from ntkfl.wire import Message
+from tests.methods.private import private_task
 
 OUTPUTS, VOCABULARY = 10, 9
 Build = Callable[[], nn.Module]
@@ -104,27 +105,30 @@ def test_a_record_adds_at_most_a_clip(name: str) -> None:
     assert moved > tries / 10  # else nothing was tried
 
 
-METHODS_AND_NETWORKS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "records": ("private-sums", "cnn", {"clip": 0.5}),
-    "records, whitened": ("private-sums", "mlp", {"clip": 0.5}),
-    "records of tokens": ("private-sums", "transformer of tokens", {"clip": 0.5}),
-    "clients": ("private-sums", "cnn", {"unit": "client"}),
-    "clients that train": ("dp-fedavg", "cnn", {"local_steps": 2}),
-    "heads": ("private-ridge", "cnn", {}),
+METHODS_AND_NETWORKS: dict[str, tuple[str, str, str, dict[str, Any]]] = {  # of which network, for which unit
+    "records": ("private-sums", "cnn", "record", {"clip": 0.5}),
+    "records, whitened": ("private-sums", "mlp", "record", {"clip": 0.5}),
+    "records of tokens": ("private-sums", "transformer of tokens", "record", {"clip": 0.5}),
+    "clients": ("private-sums", "cnn", "client", {}),
+    "clients that train": ("dp-fedavg", "cnn", "client", {"local_steps": 2}),
+    "heads": ("private-ridge", "cnn", "record", {}),
 }
 
 
 def test_all_private_methods_are_here() -> None:
-    noisy = {name for name, kind in METHODS.items() if issubclass(kind, NoiseShares)}
-    assert noisy == {name for name, _, _ in METHODS_AND_NETWORKS.values()}
+    noisy = {name for name, kind in METHODS.items() if issubclass(kind, NoisySums)}
+    assert noisy == {name for name, *_ in METHODS_AND_NETWORKS.values()}
+    assert noisy == {name for name, kind in METHODS.items() if adds_noise(kind)}
 
 
 @pytest.mark.parametrize("case", METHODS_AND_NETWORKS)
 def test_integers_change_by_no_more_than_the_noise_is_for(case: str) -> None:
-    name, network, options = METHODS_AND_NETWORKS[case]
+    name, network, unit, options = METHODS_AND_NETWORKS[case]
     build, shape, _ = NETWORKS[network]
     torch.manual_seed(0)
-    task, method = Task(build(), OUTPUTS, "ce"), METHODS[name](epsilon=None, **options)
+    method = METHODS[name](**options)
+    assert isinstance(method, NoisySums)
+    task = private_task(method, Task(build(), OUTPUTS, "ce"), epsilon=None, unit=unit)
     x, y = records(shape, "tokens" in network)
     whitening: dict[str, Tensor] = {}
     if case == "records, whitened":
@@ -132,7 +136,7 @@ def test_integers_change_by_no_more_than_the_noise_is_for(case: str) -> None:
         rows = torch.cat([x.flatten(1)[:3], torch.ones(3, 1)], dim=1)
         moments = (rows.T @ rows)[tuple(torch.triu_indices(65, 65))]
         whitening = whitening_arrays(layer.name, *directions(moments, 0.05, 50))
-    by_client = options.get("unit") == "client" or name == "dp-fedavg"
+    by_client = unit == "client"
     for w in hostile(task.model, 20):
         asked = Message("weights", 1, {"weights": w} | (whitening or asks(name)))
         whole = sent(method, task, asked, x, y)
@@ -142,12 +146,8 @@ def test_integers_change_by_no_more_than_the_noise_is_for(case: str) -> None:
         )
         for part in whole:
             difference, numbers = float((whole[part] - less[part]).norm()), len(whole[part])
-            if part.startswith("moments"):
-                assert difference <= moment_change([numbers])
-            elif name == "private-ridge":
-                assert difference <= change(numbers)
-            else:
-                assert difference <= vector_change(numbers, False) or part == "samples"
+            bound = integer_change([numbers], grains=method.grains, rounding=method.rounding)
+            assert difference <= bound or part == "samples"
     for bad in (math.nan, math.inf):
         asked = Message("weights", 1, {"weights": torch.full_like(task.like, bad)})
         for some in (x, x[:4]):
@@ -160,5 +160,5 @@ def asks(name: str) -> dict[str, Tensor]:
 
 
 def sent(method: Method, task: Task, asked: Message, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    (reply,) = method.answer(task, asked, [ClientRound(0, x, y, Randomness(bytes(32)))])
+    reply = method.answer(task, asked, ClientRound(0, x, y, Randomness(bytes(32))))
     return {name: array.double() for name, array in reply.arrays.items()}

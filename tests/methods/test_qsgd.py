@@ -8,15 +8,15 @@ import torch
 import ntkfl.models
 from ntkfl.errors import MessageError, NumericalError
 from ntkfl.methods import QSGD, ClientRound, FedAvg, Task
-from ntkfl.methods.local_training import report
+from ntkfl.methods.averaging.qsgd import Quantised
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.wire import Message
-from tests.methods.rounds import gradient, play, small_clients, small_task
+from tests.methods.rounds import ask, gradient, play, receive, small_clients, small_task
 
 
 def rounding_to(bits: int, norm: str = "l2") -> type[QSGD]:
     """QSGD with other levels than its own."""
-    return type("Rounding", (QSGD,), {"__module__": __name__, "bits": bits, "norm": norm})
+    reply = type("Levels", (Quantised,), {"bits": bits, "norm": norm})
+    return type("Rounding", (QSGD,), {"__module__": __name__, "replies": {"weights": reply}})
 
 
 def test_it_follows_the_gradient_but_for_rounding() -> None:
@@ -57,7 +57,7 @@ def test_what_is_not_finite_does_not_become_levels() -> None:
     task, client = small_task(), small_clients(5)[0]
     for bad in (torch.nan, torch.inf):
         with pytest.raises(NumericalError, match="not finite"):
-            QSGD().compress(torch.full_like(task.like, bad), client)
+            Quantised.encode(torch.full_like(task.like, bad), client.randomness)
     client.x *= torch.nan
     with pytest.raises(NumericalError, match="client 0"):
         play(QSGD(), task, [client])
@@ -65,8 +65,8 @@ def test_what_is_not_finite_does_not_become_levels() -> None:
 
 def test_the_server_refuses_what_is_no_quantised_vector() -> None:
     task, client = small_task(), small_clients(5)[0]
-    good = QSGD().compress(task.like, client) | report(client, torch.tensor(1.0))
-    codes, norms = good["codes"], good["norms"]
+    good = ask(QSGD(), task, client)
+    codes, norms = good.arrays["codes"], good.arrays["norms"]
     for change in (
         {"codes": codes[:-1]},
         {"codes": torch.cat([codes, codes[:1]])},
@@ -77,11 +77,14 @@ def test_the_server_refuses_what_is_no_quantised_vector() -> None:
         {"norms": norms.double()},
         {"norms": torch.cat([norms, norms])},
     ):
-        conversation = QSGD().round(task, QSGD().start(task, task.like), 1, [0])
-        next(conversation)
         with pytest.raises(MessageError):
-            conversation.send([Message("update", 1, good | change)])
+            receive(QSGD(), task, Quantised(good.arrays | change).message(1))
 
 
-def test_options() -> None:
-    assert (QSGD().local_steps, QSGD.bits, QSGD.norm) == (1, 4, "l2")
+def test_another_vector_in_the_same_reply() -> None:
+    task, (client,) = small_task(), small_clients(5)
+    reply = ask(QSGD(), task, client)
+    turned = reply.with_vectors({"gradient": -reply.vector("gradient", task.like)})
+    error = (turned.vector("gradient", task.like) + reply.vector("gradient", task.like)).abs().max()
+    assert float(error) <= float(reply.arrays["norms"][0]) / 7  # one level
+    assert turned.samples == reply.samples

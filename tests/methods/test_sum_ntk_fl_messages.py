@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import ClassVar
 
 import pytest
@@ -13,11 +12,11 @@ from torch import Tensor, nn
 from ntkfl.errors import MessageError
 from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import ClientRound, SumNTKFL, Task
-from ntkfl.methods.constant_factors import constant_factors, no_factors_yet, still_asked
-from ntkfl.methods.sum_messages import ROUGH, take_accepted, weights_to_judge
+from ntkfl.methods.sums.constant_factors import constant_factors, no_factors_yet, still_asked
+from ntkfl.methods.sums.curvature_reply import CurvatureSums, StepCurvature, accepted_weights, weights_question
+from ntkfl.methods.sums.sum_ntk_fl import SumNTKHead
 from ntkfl.tangent import Sums, curvature_sums
 from ntkfl.wire import Message
-from ntkfl.wire.halves import EXPONENTS, pack_halves
 from tests.methods.rounds import convolutional, play, play_rounds, pooled, small_clients, small_task
 
 D, HIDDEN, OUT = 5, 7, 3
@@ -35,16 +34,9 @@ def test_bytes_are_triangles_in_few_bits(values: str, width: int) -> None:
     method = SumNTKFL(values=values)
     _, log = play(method, task, clients)
     numbers = WEIGHTS + triangle(HIDDEN + 1) + triangle(HIDDEN) + triangle(OUT)
-    constant = triangle(D + 1)
-    arrays = next(s for s in log if s.way == "up").message.arrays
-    assert (
-        sum(a.numel() for a in arrays.values() if a.element_size() == width and a.ndim)
-        - (len(arrays[EXPONENTS]) if values == "float16" else 0)
-        == numbers + constant
-    )
     for sent in log:
         if sent.way == "up":
-            overhead = sent.size - width * (numbers + constant)
+            overhead = sent.size - width * (numbers + triangle(D + 1))
             assert 0 < overhead < 300  # names, shapes, exponents, a loss, counts
     state = play_rounds(method, task, clients, 2)
     _, log = play(method, task, clients, state, 3)
@@ -53,14 +45,24 @@ def test_bytes_are_triangles_in_few_bits(values: str, width: int) -> None:
     assert all(s.size < (width + 1) * WEIGHTS + 200 for s in log if s.way == "down")
 
 
+def test_sixteen_bits_cost_little() -> None:
+    task, clients = small_task(), small_clients(30, 12, 21)
+    ends = [play(SumNTKFL(values=v), task, clients)[0].state["weights"] for v in ("float16", "float32")]
+    assert float((ends[0] - ends[1]).norm()) < 0.02 * float((ends[1] - task.like).norm())
+
+
+# -- Constant factors --------------------------------------------------------------------------------------------------
+
+
 def test_constant_factors_are_asked_for_once_per_client_and_no_longer_than_needed() -> None:
     task, clients = small_task(), small_clients(30, 12, 21, 8)
     method = SumNTKFL(values="float32")
     state = method.start(task, task.like)
     for number, cohort in enumerate([(0, 1), (1, 2)], 1):
-        outcome, log = play(method, task, [clients[i] for i in cohort], state, number)
-        fresh = {s.client: int(s.message.arrays["fresh"]) for s in log if s.way == "up"}
-        assert fresh == {i: len(clients[i]) if number == 1 or i == number else 0 for i in cohort}
+        for _ in range(2):  # a round that is repeated gets them again
+            outcome, log = play(method, task, [clients[i] for i in cohort], state, number)
+            fresh = {s.client: int(s.message.arrays["fresh"]) for s in log if s.way == "up"}
+            assert fresh == {i: len(clients[i]) if number == 1 or i == number else 0 for i in cohort}
         state = outcome.state
     x = pooled(clients[:3])[0]
     seen = torch.cat([x, torch.ones(len(x), 1).double()], dim=1)
@@ -73,26 +75,16 @@ def test_constant_factors_are_asked_for_once_per_client_and_no_longer_than_neede
 
 
 def test_asking_ends_when_a_cohort_changes_little() -> None:
-    task, clients = small_task(), small_clients(30, 30, 30)
-    for client in clients:
-        client.x = clients[0].x  # the second cohort says what the first did
-    means = curvature_sums(task.model, clients[0].x, task.training_targets(clients[0].y), "ce", task.plan(clients[0].x))
+    task, (client,) = small_task(), small_clients(30)
+    means = curvature_sums(task.model, client.x, task.training_targets(client.y), "ce", task.plan(client.x))
     state = no_factors_yet(task.like)
     for more in (False, True):
         assert still_asked(state)
         scale = 1.3 if more else 1.0  # a mean that differs by 30 %: the cohorts' differ by 15 %
         other = Sums({n: a * scale if "constant" in n else a for n, a in means.arrays.items()})
-        assert still_asked(constant_factors(state, other, torch.tensor(30.0), 5)[0]) is True
-        state, _ = constant_factors(state, means, torch.tensor(30.0), 5)
+        assert still_asked(constant_factors(state, other, 30, 5)[0]) is True
+        state, _ = constant_factors(state, means, 30, 5)
     assert not still_asked(state)
-
-
-def test_a_repeated_round_gets_the_constant_factors_again() -> None:
-    task, (client,) = small_task(), small_clients(9)
-    method = SumNTKFL()
-    for _ in range(2):
-        _, log = play(method, task, [client])
-        assert int(log[-1].message.arrays["fresh"]) == 9
 
 
 def test_a_frozen_backbone_sends_its_features_once() -> None:
@@ -100,58 +92,50 @@ def test_a_frozen_backbone_sends_its_features_once() -> None:
     task = small_task()
     task.model[0].requires_grad_(False)  # type: ignore[index]
     task = Task(task.model, OUT, "ce")
-    method = SumNTKFL(linear_head=True)
-    outcome, _ = play(method, task, small_clients(9, 12))
-    _, log = play(method, task, small_clients(9, 12), outcome.state, 2)
+    outcome, _ = play(SumNTKHead(), task, small_clients(9, 12))
+    _, log = play(SumNTKHead(), task, small_clients(9, 12), outcome.state, 2)
     assert {name for name in log[-1].message.arrays if "/" in name} == {"0-21+21-24/outputs"}
 
 
-def test_sixteen_bits_cost_little() -> None:
-    task, clients = small_task(), small_clients(30, 12, 21)
-    ends = [play(SumNTKFL(values=v), task, clients)[0].state["weights"] for v in ("float16", "float32")]
-    assert float((ends[0] - ends[1]).norm()) < 0.02 * float((ends[1] - task.like).norm())
+# -- What is refused ---------------------------------------------------------------------------------------------------
 
 
 def reply(method: SumNTKFL, task: Task, client: ClientRound) -> Message:
-    asked = Message("weights", 1, {"weights": task.like, "asks": torch.tensor(1, dtype=torch.uint8)})
-    return method.answer(task, asked, [client])[0]
+    question = weights_question(1, task.like, None, asks=True, halves=True)
+    return method.answer(task, question, client).message(1)
 
 
 def changed(message: Message, **arrays: Tensor) -> Message:
-    return dataclasses.replace(
-        message, arrays={**message.arrays, **{k.replace("__", "/"): v for k, v in arrays.items()}}
-    )
+    return dataclasses.replace(message, arrays={**message.arrays, **arrays})
 
 
 def test_replies_that_are_none_are_refused() -> None:
     task, clients = small_task(dtype=torch.float32), small_clients(9, 8, 7, 6, dtype=torch.float32)
-    method = SumNTKFL()
-    replies = [reply(method, task, client) for client in clients]
+    replies = [reply(SumNTKFL(), task, client) for client in clients]
     good = replies[0]
-    method.check(task, good)
-    whole = torch.tensor
+    CurvatureSums.parse(good, task)
+    whole, outputs = torch.tensor, good.arrays[f"{SECOND}/outputs"]
     bad: list[dict[str, Tensor]] = [
         {"samples": whole(0)},
         {"samples": whole(-3)},
         {"fresh": whole(4)},
         {"losses": whole([-1.0], dtype=torch.float64)},
         {"losses": torch.zeros(0, dtype=torch.float64)},
+        {"losses": torch.zeros(3, dtype=torch.float64)},
         {"losses": whole([float("nan")], dtype=torch.float64)},
         {"gradient": good.arrays["gradient"][1:]},
-        {EXPONENTS: good.arrays[EXPONENTS][1:]},
-        {EXPONENTS: torch.full_like(good.arrays[EXPONENTS], 2000)},
-        {f"{SECOND}/outputs": good.arrays[f"{SECOND}/outputs"][:, 1:]},
-        {f"{SECOND}/outputs": good.arrays[f"{SECOND}/outputs"].expand(3, -1)},
-        {"0-9/outputs": good.arrays[f"{SECOND}/outputs"]},
+        {f"{SECOND}/outputs": outputs[:, 1:]},
+        {f"{SECOND}/outputs": outputs.expand(3, -1)},
+        {"0-9/outputs": outputs},
     ]
     for change in bad:
         with pytest.raises(MessageError):
-            method.check(task, changed(good, **change))
-    large = changed(good, **{EXPONENTS: good.arrays[EXPONENTS] + 40})
+            CurvatureSums.parse(changed(good, **change), task)
+    large = changed(good, **{name: 2.0**40 * good.arrays[name] for name in good.halves})
     many = changed(good, samples=whole(10**6), fresh=whole(10**6))
     for bad_one in (large, many):
-        sifted = filter_replies(method, task, [bad_one, *replies[1:]])
-        assert [r.encode() for r in sifted.replies] == [r.encode() for r in replies[1:]]
+        sifted = filter_replies(CurvatureSums, task, [bad_one, *replies[1:]])
+        assert [r.message(1).encode() for r in sifted.replies] == [r.encode() for r in replies[1:]]
         assert sifted.rejected == {"extreme": 1}
 
 
@@ -160,25 +144,27 @@ def test_other_networks_are_refused_by_clients_and_servers() -> None:
     (client,) = small_clients(9, dtype=torch.float32)
     other = Task(nn.Linear(D, OUT), OUT, "ce")
     with pytest.raises(MessageError, match="has shape"):
-        method.answer(task, Message("weights", 1, {"weights": other.like}), [client])
+        method.answer(task, Message("weights", 1, {"weights": other.like}), client)
     with pytest.raises(MessageError):
-        method.check(task, reply(method, other, client))
+        CurvatureSums.parse(reply(method, other, client), task)
 
 
 def test_curvatures_that_are_none_are_refused() -> None:
     task, clients = convolutional(torch.float32)
     method, whole = SumNTKFL(), torch.tensor
-    asked = Message("candidates", 1, pack_halves({"weights": task.like, "change": 0.01 * task.like}))
-    good, *others = method.answer(task, asked, clients)
-    wrong = ({"samples": whole(0)}, {"curvature": whole(-1.0)}, {"curvature": whole([1.0])})
-    for change in wrong:
+    question = Message("candidates", 1, {"weights": task.like, "change": 0.01 * task.like})
+    good, *others = (method.answer(task, question, client).message(1) for client in clients)
+    for change in ({"samples": whole(0)}, {"curvature": whole(-1.0)}, {"curvature": whole([1.0])}):
         with pytest.raises(MessageError):
-            method.check(task, changed(good, **change))
+            StepCurvature.parse(changed(good, **change), task)
     curvature = good.arrays["curvature"]
     for bad, why in ((curvature * float("nan"), "not finite"), (1e6 * curvature, "extreme")):
-        assert filter_replies(method, task, [changed(good, curvature=bad), *others]).rejected == {why: 1}
+        assert filter_replies(StepCurvature, task, [changed(good, curvature=bad), *others]).rejected == {why: 1}
     with pytest.raises(MessageError, match="has shape"):
-        method.answer(task, Message("candidates", 1, {"weights": task.like, "change": task.like[1:]}), clients)
+        method.answer(task, changed(question, change=task.like[1:]), clients[0])
+
+
+# -- What else travels -------------------------------------------------------------------------------------------------
 
 
 class Counting(SumNTKFL):
@@ -186,12 +172,10 @@ class Counting(SumNTKFL):
 
     name: ClassVar[str] = "counting"
 
-    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
-        replies = super().answer(task, message, clients)
-        return [
-            dataclasses.replace(reply, arrays={**reply.arrays, "extra": self.counts(client)})
-            for reply, client in zip(replies, clients, strict=True)
-        ]
+    def answer(self, task: Task, question: Message, client: ClientRound) -> CurvatureSums | StepCurvature:
+        reply = super().answer(task, question, client)
+        reply.arrays["extra"] = self.counts(client)
+        return reply
 
     @staticmethod
     def counts(client: ClientRound) -> Tensor:
@@ -205,7 +189,7 @@ def test_arrays_of_a_derived_method_are_left_to_it_and_halves_are_read_as_values
     outcome, log = play(Counting(values=values), task, clients)
     assert torch.equal(outcome.state["weights"], plain.state["weights"])
     replies = [s.message for s in log if s.way == "up"]
-    assert filter_replies(Counting(values=values), task, replies).rejected == {}
+    assert filter_replies(CurvatureSums, task, replies).rejected == {}
     rounding = 2**-11 if values == "float16" else 1e-12
     for reply, client in zip(replies, clients, strict=True):
         assert torch.equal(reply.take("extra", (OUT,)), Counting.counts(client))
@@ -220,41 +204,35 @@ def test_the_last_accepted_weights_travel_in_eight_bits_or_whole() -> None:
     """Whole where 8 bits, of which the largest number of a step sets the scale, would miss them."""
     generator = torch.Generator().manual_seed(0)
     w = torch.randn(500, generator=generator, dtype=torch.float64)
-    for far in (1e-9, 0.1, 1.0, 1e3, 1e30, 1e200):
+    for far in (1e-9, 0.1, 1.0, 1e3, 1e30):
         proposed = w + far * torch.randn(500, generator=generator, dtype=torch.float64)
-        real, others = weights_to_judge(proposed, w)
-        assert (others["step"].dtype == torch.int8) if far <= 1 else not others
-        message = Message.decode(Message("weights", 2, pack_halves(real) | others).encode())
-        read = message.take("weights", None, w)
-        found = take_accepted(message, read)
+        question = Message.decode(weights_question(2, proposed, w, asks=False, halves=True).encode())
+        assert (question.arrays["step"].dtype == torch.int8) if far <= 1 else ("step" not in question.arrays)
+        read = question.take("weights", None, w)
+        found = accepted_weights(question, read)
         assert found is not None
-        within = ROUGH * w.norm() if far <= 1 else 2**-11 * w.norm()
+        within = 2.0**-5 * w.norm() if far <= 1 else 2**-11 * w.norm()
         assert float((found - w - (read - proposed if far <= 1 else 0)).norm()) <= within
-    real, others = weights_to_judge(w, None)
-    assert take_accepted(Message("weights", 1, pack_halves(real) | others), w) is None
-    same = Message("weights", 2, weights_to_judge(w, w)[0] | weights_to_judge(w, w)[1])
-    found = take_accepted(same, w)
-    assert found is not None
-    assert torch.equal(found, w)
+    assert accepted_weights(weights_question(1, w, None, asks=True, halves=True), w) is None
+    same = accepted_weights(weights_question(2, w, w, asks=False, halves=False), w)
+    assert same is not None
+    assert torch.equal(same, w)
 
 
 def test_layers_whose_factors_are_sketches_are_named() -> None:
     model = nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 6), nn.ReLU(), nn.Linear(6, 3)
     )
-    task, x = Task(model, 3, "ce"), torch.randn(2, 1, 8, 8)
-    method, lines = SumNTKFL().for_network(task, x)
-    assert method == SumNTKFL()
-    assert lines == []
-    _, lines = SumNTKFL(largest=512).for_network(task, x)
-    assert lines == [
-        "layer '3': curvature factors of 513 rows are above largest = 512; their 128 leading directions are kept, the "
-        "others count by their mean"
-    ]
-    named = [line.partition(":")[0] for line in SumNTKFL(largest=7).for_network(task, x)[1]]
-    assert named == ["layer '0'", "layer '3'"]
-    # As many as are sent in that form.
-    sums = curvature_sums(task.model, x, torch.eye(3)[:2], "ce", task.plan(x), largest=7)
-    assert sum(name.endswith(".sketch") for name in sums.arrays) == 3
-    task.model.get_submodule("3").requires_grad_(False)
-    assert [line.partition(":")[0] for line in SumNTKFL(largest=7).for_network(task, x)[1]] == ["layer '0'"]
+
+    def notes(**options: int) -> list[str]:
+        task = Task(model, 3, "ce")
+        SumNTKFL(**options).start(task, task.like)
+        return task.notes
+
+    assert notes() == []
+    assert notes(largest=512) == ["curvature factors above largest = 512 are sent as sketches: '3' (513 rows)"]
+    (line,) = notes(largest=7)
+    assert line.endswith("'0' (10 rows), '3' (513 rows)")
+    model[3].requires_grad_(False)
+    (line,) = notes(largest=7)
+    assert line.endswith(": '0' (10 rows)")

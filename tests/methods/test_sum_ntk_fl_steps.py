@@ -2,92 +2,34 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+import functools
+import operator
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from ntkfl.federation.byzantine import Byzantine, ByzantineClients
 from ntkfl.federation.server_state import ServerState
 from ntkfl.methods import ClientRound, Outcome, State, SumNTKFL, Task
-from ntkfl.methods.robust_sums import ClientSums, trimmed_losses
-from ntkfl.methods.sum_ntk_fl import BACK, RELAX
-from ntkfl.tangent import Flow, Sums, curvature_sums
-from ntkfl.tangent.curvature import step_curvature
-from ntkfl.tangent.losses import per_sample
+from ntkfl.methods.replies import Reply
+from ntkfl.methods.sums.robust_sums import ClientSums, bounded_gradient, trimmed_losses
+from ntkfl.methods.sums.sum_ntk_fl import BACK, RELAX
+from ntkfl.tangent import Flow, Sums
 from ntkfl.wire import Message
 from tests.methods.rounds import convolutional, play, play_rounds, pooled, small_clients, small_task
-from tests.tangent.test_curvature import blocks
+from tests.methods.test_sum_ntk_fl import Unlimited, mean_loss, step_by_dense_algebra, sums_at
 
 CONSTANT = "0-35+35-42/constant"  # of 5-7-3, whose inputs are the samples
 
 
-def sums_at(task: Task, w: Tensor, clients: list[ClientRound], seen: list[ClientRound] | None = None) -> Sums:
-    """The clients' sums at w; with the mean of the first layer's input factor over `seen` clients."""
-    x, y = pooled(clients)
-    sums = curvature_sums(task.at(w), x, task.training_targets(y), task.loss, task.plan(x))
-    if seen is None:
-        return sums
-    inputs = pooled(seen)[0]
+def sums_seen(task: Task, w: Tensor, clients: list[ClientRound], seen: list[ClientRound]) -> Sums:
+    """The clients' sums at w, with the mean of the first layer's input factor over `seen` clients."""
+    sums, inputs = sums_at(task, w, clients), pooled(seen)[0]
     a = torch.cat([inputs, torch.ones(len(inputs), 1).to(inputs)], 1)
     i, j = torch.triu_indices(6, 6)
-    return Sums({**sums.arrays, CONSTANT: (a.T @ a)[i, j].unsqueeze(0) * len(x) / len(inputs)})
-
-
-def dense(sums: Sums) -> tuple[Tensor, Tensor]:
-    """The mean gradient [d], and A ⊗ G of all layers as one matrix [d, d]."""
-    g = sums.arrays["gradient"] / sums.arrays["samples"]
-    C = torch.zeros(len(g), len(g)).to(g)
-    for shaped in sums.layers():
-        for columns, kronecker in blocks(sums, shaped):
-            C[columns.unsqueeze(1), columns] = kronecker.to(g)
-    return g, C
-
-
-def step_by_dense_algebra(sums: Sums, method: SumNTKFL, unit: float, times: float = 1.0) -> tuple[Tensor, float]:
-    """(−s φ(t(μC + δ)) g with μ ΔᵀCΔ ≤ 2 `unit`, s), with `times` μ and δ and a bound as much smaller."""
-    g, C = dense(sums)
-    mu, delta = times * method.mu, times * method.delta
-    values, vectors = torch.linalg.eigh(mu * C + delta * torch.eye(len(g)).to(g))
-    assert method.time is not None
-    phi = -torch.expm1(-method.time * values) / values
-    change = -vectors @ (phi * (vectors.T @ g))
-    s = min(1.0, math.sqrt(2 * unit / times / float(mu * change @ C @ change)))
-    return s * change, s
-
-
-def mean_loss(task: Task, w: Tensor, clients: list[ClientRound]) -> float:
-    x, y = pooled(clients)
-    return float(per_sample(task.loss, task.predict(w, x), task.training_targets(y)).mean())
-
-
-@pytest.mark.parametrize(
-    ("loss", "larger", "mu", "short"),
-    [
-        ("ce", 1.0, 12.0, False),
-        ("ce", 1.0, 0.02, True),
-        ("ce", 30.0, 0.02, True),  # a loss far above 1 nat, and the bound stays at that
-        ("mse", 1.0, 12.0, False),
-        ("mse", 1.0, 0.05, True),
-        ("mse", 30.0, 0.05, True),  # and here there is no unit: twice the loss, however large
-    ],
-)
-def test_a_step_is_shortened_until_its_model_promises_no_loss_below_zero(
-    loss: str, larger: float, mu: float, short: bool
-) -> None:
-    task, clients = small_task(loss), small_clients(30, 12, 21)
-    method = SumNTKFL(loss=loss, mu=mu, delta=1e-4, label_smoothing=0, values="float32", step_limit=0)
-    w = larger * task.like
-    L = mean_loss(task, w, clients)
-    assert larger == 1 or L > 2
-    change, s = step_by_dense_algebra(sums_at(task, w, clients), method, L if loss == "mse" else min(L, 1))
-    assert (s < 0.95) == short
-    assert s == 1 or short
-    outcome, _ = play(method, task, clients, method.start(task, w))
-    assert float((outcome.state["weights"] - w - change).norm()) <= 1e-8 * float(change.norm())
-    assert outcome.train_loss == pytest.approx(L, rel=1e-12)
-    assert "taken_back" not in outcome.diagnostics
+    n = float(sums.arrays["samples"])
+    return Sums({**sums.arrays, CONSTANT: (a.T @ a)[i, j].unsqueeze(0) * n / len(inputs)})
 
 
 # -- Taken back ------------------------------------------------------------------------------------------------------
@@ -120,15 +62,17 @@ def relu_task(dtype: torch.dtype) -> Task:
     return Task(nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).to(dtype), 3, "ce", label_smoothing=0.1)
 
 
-@pytest.mark.parametrize("values", ["float32", "float16"])
-@pytest.mark.parametrize("far", [30.0, 1e5, 1e160], ids=["far", "very far", "overflow"])
+@pytest.mark.parametrize(
+    ("far", "values"),
+    [(30.0, "float32"), (30.0, "float16"), (1e5, "float32"), (1e5, "float16"), (1e160, "float32")],
+)
 def test_a_step_that_raised_the_loss_is_taken_back(far: float, values: str) -> None:
     """The next one is that of the sums taken at the accepted weights, with μ and δ four times as large, and its loss
     theirs on the cohort that refused. Sums of weights too far to compute with are zeros, and count for nothing.
     """
     task, clients = relu_task(torch.float64), small_clients(30, 12, 21, 17)
     first, second = clients[:2], clients[2:]
-    method = SumNTKFL(values=values, step_limit=0)
+    method = Unlimited(values=values)
     run = Rounds(task, method)
     one = run.play(first)
     w, proposed = task.like, one.state["weights"]
@@ -148,7 +92,7 @@ def test_a_step_that_raised_the_loss_is_taken_back(far: float, values: str) -> N
     close = 1e-6 if values == "float32" else 1e-2
     L = mean_loss(task, w, second)
     assert two.train_loss == pytest.approx(L, rel=close)
-    sums = sums_at(task, w, first, first if overflow else clients)
+    sums = sums_seen(task, w, first, first if overflow else clients)
     change, _ = step_by_dense_algebra(sums, method, min(L, 1), BACK)
     assert float((two.state["weights"] - w - change).norm()) <= 2 * close * float(change.norm())
     assert torch.equal(two.state["accepted"], w)
@@ -168,11 +112,10 @@ def test_a_client_whose_derivatives_overflow_sends_its_constant_factors_later() 
     method = SumNTKFL(values="float32")
     asks = {"asks": torch.tensor(1, dtype=torch.uint8)}
 
-    def told(number: int, w: Tensor) -> Message:
-        (reply,) = method.answer(
-            task, Message("weights", number, {"weights": w, "accepted": task.like} | asks), [client]
-        )
-        method.check(task, reply)
+    def told(number: int, w: Tensor) -> Reply:
+        question = Message("weights", number, {"weights": w, "accepted": task.like} | asks)
+        reply = method.answer(task, question, client)
+        reply.check(task)
         return reply
 
     lost, later, again = told(1, 1e30 * task.like), told(2, task.like), told(3, task.like)
@@ -209,7 +152,7 @@ def test_weights_that_were_taken_back_never_count_in_the_average() -> None:
 
 def test_steps_that_stand_relax_mu_and_delta_as_far_as_the_options() -> None:
     task, clients = small_task(), small_clients(30, 12, 21)
-    run = Rounds(task, SumNTKFL(values="float32", step_limit=0))
+    run = Rounds(task, Unlimited(values="float32"))
     run.play(clients)
     found = [run.play(clients, off(task.like, 20)).diagnostics["mu"]]
     for _ in range(5):
@@ -237,6 +180,17 @@ def test_without_step_control_training_would_diverge() -> None:
     assert without > 2 * before
 
 
+def test_a_step_taken_back_is_measured_anew_only_at_other_weights() -> None:
+    task, clients = convolutional()
+    run = Rounds(task, SumNTKFL(values="float32"))
+    one = run.play(clients)
+    assert {s.kind for s in run.log} == {"weights", "candidates", "sums"}
+    two = run.play(clients, off(one.state["weights"], 20))
+    assert two.diagnostics["taken_back"] == 1
+    assert {s.kind for s in run.log} == {"weights", "sums"}
+    assert two.diagnostics["mu"] == pytest.approx(BACK * float(one.diagnostics["mu"]))
+
+
 # -- A minority that lies about its losses -----------------------------------------------------------------------------
 
 LIES = [(0.0, 1e300), (1e300, 0.0), (1e300, 1e300), (0.0, 0.0), (9e299, 1e300), (1e-30, 1e-30)]
@@ -245,12 +199,11 @@ LIES = [(0.0, 1e300), (1e300, 0.0), (1e300, 1e300), (0.0, 0.0), (9e299, 1e300), 
 def round_with_a_liar(task: Task, clients: list[ClientRound], state: State, lie: tuple[float, float]) -> Outcome:
     method = SumNTKFL(values="float32")
     conversation = method.round(task, state, 2, range(5))
-    asked = next(conversation)
-    assert isinstance(asked, Message)
-    replies = method.answer(task, asked, clients)
-    lying = {**replies[-1].arrays, "losses": torch.tensor(lie, dtype=torch.float64)}
-    replies[-1] = Message("update", 2, lying)
-    method.check(task, replies[-1])
+    question = next(conversation)
+    assert isinstance(question, Message)
+    replies = [method.answer(task, question, client) for client in clients]
+    replies[-1].arrays["losses"] = torch.tensor(lie, dtype=torch.float64)
+    replies[-1].check(task)
     with pytest.raises(StopIteration) as end:
         conversation.send(replies)
     outcome: Outcome = end.value.value
@@ -260,8 +213,7 @@ def round_with_a_liar(task: Task, clients: list[ClientRound], state: State, lie:
 @pytest.mark.parametrize("lie", LIES)
 def test_one_of_five_neither_takes_a_good_step_back_nor_saves_a_bad_one(lie: tuple[float, float]) -> None:
     task, clients = small_task(), small_clients(20, 20, 20, 20, 20)
-    method = SumNTKFL(values="float32")
-    good = play(method, task, clients)[0].state
+    good = play(SumNTKFL(values="float32"), task, clients)[0].state
     bad = {**good, "weights": off(good["weights"], 20)}
     honest = max(mean_loss(task, task.like, [c]) for c in clients)
     kept = round_with_a_liar(task, clients, good, lie)
@@ -291,52 +243,80 @@ def test_losses_are_compared_without_the_clients_at_either_end() -> None:
     assert means(*many) == pytest.approx([(2 + 1 + 20) / 3, (1 + 2 + 20) / 3])
 
 
-# -- μ is measured where factors are rough -----------------------------------------------------------------------------
+# -- A minority whose gradient moves the weights far -------------------------------------------------------------------
+
+HOW = (200.0, 12.0, 0.003)  # t, μ, δ
 
 
-@pytest.mark.parametrize("mu", [1.0, 1e-3, 1e4])
-def test_mu_is_measured_where_positions_share_weights(mu: float) -> None:
-    """μ is what the step's own curvature is to that of the factored form, with one more exchange of one number."""
-    task, clients = convolutional()
-    method = SumNTKFL(values="float32", mu=mu, step_limit=0)
-    outcome, log = play(method, task, clients)
-    assert [s.kind for s in log if s.client == 0] == ["weights", "update", "candidates", "losses"]
-    assert all(s.size < 100 for s in log if s.kind == "losses")
-    d = task.like.numel()
-    assert all(s.size < 8 * 2 * d + 200 for s in log if s.kind == "candidates")
-    x, y = pooled(clients)
-    sums = curvature_sums(task.at(task.like), x, task.training_targets(y), "ce", task.plan(x))
-    change = next(s.message for s in log if s.kind == "candidates").take("change")
-    L = min(1.0, mean_loss(task, task.like, clients))
-    expected, s = step_by_dense_algebra(sums, method, L)
-    assert float((change - expected).norm()) <= 1e-7 * float(change.norm())
-    assert (s < 1) == (mu < 1)
-    _, C = dense(sums)
-    met = float(step_curvature(task.at(task.like), x, task.training_targets(y), change, "ce", task.plan(x)))
-    ratio = met / len(x) / float(change @ C @ change)
-    assert outcome.diagnostics["mu"] == pytest.approx(max(mu, ratio), rel=1e-7)
-    assert (ratio > 2 * mu) == (mu <= 1)  # what a fixed one lacks here
-    again = method.model_copy(update={"mu": max(mu, ratio)})
-    expected, _ = step_by_dense_algebra(sums, again, L)
-    moved = outcome.state["weights"] - task.like
-    assert float((moved - expected).norm()) <= 1e-6 * float(moved.norm())
-    assert float(outcome.state["mu"]) == outcome.diagnostics["mu"]  # from which the next round starts
+def five_parts(task: Task) -> tuple[Flow, list[ClientSums]]:
+    """The flow of five clients of 20 samples, and what each adds to it."""
+    parts = [sums_at(task, task.like, [client]) for client in small_clients(20, 20, 20, 20, 20)]
+    whole = functools.reduce(operator.add, parts)
+    losses = torch.ones(1).double()
+    return Flow(whole), [ClientSums(part.arrays["gradient"], part.arrays["samples"], losses) for part in parts]
 
 
-def test_mu_is_not_measured_where_factors_are_whole_and_positions_share_nothing() -> None:
-    def kinds(**options: Any) -> list[str]:
-        _, log = play(SumNTKFL(**options), small_task(), small_clients(9))
-        return [s.kind for s in log if s.way == "up"]
-
-    assert kinds() == ["update"]
-    assert kinds(largest=5) == ["update", "losses"]  # sketches lose curvature, too
+def own_steps(flow: Flow, clients: list[ClientSums]) -> Tensor:
+    return torch.stack([flow.driven_by(client.gradient / client.samples).change(*HOW) for client in clients])
 
 
-def test_a_step_taken_back_is_measured_anew_only_at_other_weights() -> None:
-    task, clients = convolutional()
-    run = Rounds(task, SumNTKFL(values="float32"))
-    one = run.play(clients)
-    two = run.play(clients, off(one.state["weights"], 20))
-    assert two.diagnostics["taken_back"] == 1
-    assert {s.kind for s in run.log} == {"weights", "update"}
-    assert two.diagnostics["mu"] == pytest.approx(BACK * float(one.diagnostics["mu"]))
+def test_a_change_is_linear_in_the_gradient() -> None:
+    flow, clients = five_parts(small_task())
+    together = flow.change(*HOW)
+    assert float((own_steps(flow, clients).mean(0) - together).norm()) <= 1e-12 * float(together.norm())
+    assert torch.equal(flow.change(*HOW), together)  # it was not changed itself
+
+
+def test_longer_steps_are_cut_to_the_median_and_others_are_not_touched() -> None:
+    flow, clients = five_parts(small_task())
+    mean, clipped = bounded_gradient(flow, clients, 1e6, *HOW)
+    assert torch.allclose(mean, torch.stack([c.gradient for c in clients]).sum(0) / 100, rtol=1e-12, atol=1e-15)
+    assert clipped == 0
+    clients[3] = clients[3]._replace(gradient=-40 * clients[3].gradient)
+    steps = own_steps(flow, clients)
+    lengths = steps.norm(dim=1)
+    assert torch.allclose(flow.step_lengths([c.gradient / 20 for c in clients], *HOW), lengths, rtol=1e-12)
+    most = 1.5 * lengths.sort().values[2]
+    expected = (steps * (most / lengths).clamp(max=1).unsqueeze(1)).mean(0)
+    limited, clipped = bounded_gradient(flow, clients, 1.5, *HOW)
+    assert clipped == int((lengths > most).sum()) >= 1
+    assert float((flow.driven_by(limited).change(*HOW) - expected).norm()) <= 1e-12 * float(expected.norm())
+    assert bounded_gradient(flow, clients[2:4], 1.5, *HOW)[1] == 0  # of two clients none is the majority
+
+
+def test_samples_count_for_no_more_than_the_limit() -> None:
+    flow, clients = five_parts(small_task())
+    first = clients[0]
+    clients[0] = first._replace(gradient=10 * first.gradient, samples=10 * first.samples)  # the same ten times over
+    limited, clipped = bounded_gradient(flow, clients, 1.5, *HOW)
+    steps = own_steps(flow, clients)
+    factors = (1.5 * steps.norm(dim=1).sort().values[2] / steps.norm(dim=1)).clamp(max=1)
+    counted = torch.tensor([30.0, 20, 20, 20, 20], dtype=torch.float64)
+    expected = ((counted * factors).unsqueeze(1) * steps).sum(0) / counted.sum()
+    assert clipped >= 1
+    assert float((flow.driven_by(limited).change(*HOW) - expected).norm()) <= 1e-12 * float(expected.norm())
+
+
+@pytest.mark.parametrize("kind", ["sign-flip", "random"])
+def test_one_of_five_decides_without_a_limit_and_not_with_one(kind: str) -> None:
+    def step(method: SumNTKFL, scale: float) -> tuple[Tensor, dict[str, float | str]]:
+        """A round's change of the weights, where the last of five clients is Byzantine."""
+        task, clients = small_task(), small_clients(20, 20, 20, 20, 20)
+        byzantine = ByzantineClients(Byzantine(kind=kind, scale=scale), frozenset({4} if scale else ()))
+        conversation = method.round(task, method.start(task, task.like), 1, range(5))
+        question = next(conversation)
+        assert isinstance(question, Message)
+        with pytest.raises(StopIteration) as end:
+            conversation.send([byzantine.answer(method, task, question, client) for client in clients])
+        return end.value.value.state["weights"] - task.like, end.value.value.diagnostics
+
+    flow, clients = five_parts(small_task())
+    # Four of five are honest, so the median step is at most their longest: a mean of five that are each within 1.5
+    # medians is too.
+    most = 1.5 * float(own_steps(flow, clients[:4]).norm(dim=1).max())
+    honest = float(step(Unlimited(), 1e-9)[0].norm())
+    # The bound on what a step's model promises shortens it, too.
+    assert float(step(Unlimited(), 100.0)[0].norm()) > max(most, 5 * honest)
+    kept, told = step(SumNTKFL(), 100.0)
+    assert float(kept.norm()) <= most * (1 + 1e-3)
+    assert int(told["clipped_clients"]) >= 1

@@ -1,18 +1,18 @@
-"""Ridge regression from sums: the pooled solution in float64, whatever the partition, and clients counted once."""
+"""Ridge regression from sums: the pooled solution in float64, whatever the partition; clients counted once; 8 bits."""
 
 from __future__ import annotations
 
-from typing import Any
-
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from ntkfl.errors import MessageError, ModelError
-from ntkfl.methods import ClientRound, SumRidge, Task, ridge_message, sum_ridge
-from ntkfl.methods.sum_ridge import shares_of
+from ntkfl.methods import ClientRound, SumRidge, Task
+from ntkfl.methods.sums.ridge_reply import RidgeReply, pack_sums, read_sums
+from ntkfl.methods.sums.sum_ridge import shares_of
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.tangent.ridge import RidgeSums, left_out_errors, total
+from ntkfl.tangent.ridge import RidgeSums, left_out_errors, solve, total
 from ntkfl.wire import Message
 from tests.methods.rounds import play
 
@@ -61,6 +61,10 @@ def solution(state: dict[str, Tensor]) -> Tensor:
     return torch.cat([w[: F * CLASSES].view(CLASSES, F).mT, w[F * CLASSES :].unsqueeze(0)])
 
 
+def sums_of(x: Tensor, y: Tensor) -> RidgeSums:
+    return RidgeSums.of(x, nn.functional.one_hot(y, CLASSES).to(x))
+
+
 @pytest.mark.parametrize("name", partitions())
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("penalty", [0.0, 1e-3, 1.0])
@@ -91,26 +95,28 @@ def test_clients_are_counted_once_and_replaced() -> None:
         assert (solution(state) - direct(*now, 0.01)).abs().max() < 1e-10
 
 
+# -- λ -----------------------------------------------------------------------------------------------------------------
+
+
 def test_left_out_errors_are_those_of_retraining() -> None:
     """For every client left out and every λ: the error from sums is that of a direct solve on the others' samples."""
     indices, penalties = partitions()["even"], (1e-4, 0.1, 1.0)
     x, y = pooled()
-    Y = nn.functional.one_hot(y, CLASSES).double()
-    parts = [RidgeSums.of(x[part], Y[part]) for part in indices]
+    parts = [sums_of(x[part], y[part]) for part in indices]
     found = left_out_errors(parts, total(parts), penalties, folds=len(parts))
     for penalty, error in zip(penalties, found, strict=True):
         expected = 0.0
         for i, out in enumerate(indices):
             rest = torch.cat([part for j, part in enumerate(indices) if j != i])
             f = torch.cat([x[out], torch.ones(len(out), 1, dtype=x.dtype)], 1) @ direct(x[rest], y[rest], penalty)
-            expected += float((f - Y[out]).square().sum())
+            expected += float((f - nn.functional.one_hot(y[out], CLASSES)).square().sum())
         assert float(error) == pytest.approx(expected / N, rel=1e-10)
 
 
 def test_the_penalty_is_chosen_by_clients_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of targets that are all noise a larger λ is chosen than of targets that follow the features."""
     generator = torch.Generator().manual_seed(0)
-    monkeypatch.setattr("ntkfl.methods.sum_ridge.PENALTIES", (1e-6, 1e-3, 1, 100))
+    monkeypatch.setattr("ntkfl.methods.sums.sum_ridge.PENALTIES", (1e-6, 1e-3, 1, 100))
     chosen = []
     for noise in (0.01, 30.0):
         clients = []
@@ -120,10 +126,10 @@ def test_the_penalty_is_chosen_by_clients_left_out(monkeypatch: pytest.MonkeyPat
             clients.append(ClientRound(i, x, y, Randomness.simulated(i)))
         task = Task(nn.Linear(F, 2).double(), 2, "mse")
         for slack in (0.0, 1e9):
+            monkeypatch.setattr("ntkfl.methods.sums.sum_ridge.SLACK", slack)
             for client in clients:
                 client.memory.clear()
-            outcome, _ = play(SumRidge(slack=slack), task, clients)
-            chosen.append(outcome.diagnostics["penalty"])
+            chosen.append(play(SumRidge(), task, clients)[0].diagnostics["penalty"])
     assert chosen[0] <= 1e-3
     assert chosen[2] >= 1
     assert chosen[1] == chosen[3] == 1e-6  # the smallest is as good as any
@@ -132,7 +138,7 @@ def test_the_penalty_is_chosen_by_clients_left_out(monkeypatch: pytest.MonkeyPat
 def test_new_clients_alone_are_left_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums are added up into as many groups as `FOLDS`, without any client's being kept; who comes back is in none."""
     clients, method, task = clients_of(partitions()["one label per client"]), SumRidge(), task_of()
-    monkeypatch.setattr("ntkfl.methods.sum_ridge.FOLDS", 3)
+    monkeypatch.setattr("ntkfl.methods.sums.sum_ridge.FOLDS", 3)
     state = play(method, task, clients[:1])[0].state
     seen, solve_them = list[tuple[list[RidgeSums], RidgeSums]](), SumRidge.solve
 
@@ -145,10 +151,13 @@ def test_new_clients_alone_are_left_out_in_turn(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(SumRidge, "solve", watched)
     play(method, task, clients[:8], state, 2)
     ((groups, whole),) = seen
-    own = [RidgeSums.of(c.x, nn.functional.one_hot(c.y, CLASSES).to(c.x)) for c in clients[:8]]
+    own = [sums_of(c.x, c.y) for c in clients[:8]]
     expected = [total(own[1:][fold::3]) for fold in range(3)]
     for found, wanted in zip([*groups, whole], [*expected, total(own)], strict=True):
         assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(found.parts(), wanted.parts(), strict=True))
+
+
+# -- Networks and replies ----------------------------------------------------------------------------------------------
 
 
 def test_only_the_last_layer_trains() -> None:
@@ -175,21 +184,6 @@ def test_a_network_without_a_last_linear_layer() -> None:
         play(SumRidge(), task_of(nn.Linear(F, CLASSES, bias=False).double()), clients)
 
 
-def test_replies_that_cannot_be_used() -> None:
-    method, task = SumRidge(keep_shares=True), task_of()
-    round = method.round(task, method.start(task, task.like), 1, [0, 1])
-    sent = next(round)
-    assert isinstance(sent, dict)
-    reply = method.answer(task, sent[0], clients_of(partitions()["even"])[:1])[0]
-    method.check(task, reply)
-    for name, value in (("gram", torch.zeros(3)), ("cross", torch.zeros(F + 1, 2)), ("samples", torch.zeros(2))):
-        with pytest.raises(MessageError):
-            method.check(task, Message("update", 1, {**reply.arrays, name: value}))
-    stranger = Message("update", 1, {**reply.arrays, "tag": torch.tensor(5)})
-    with pytest.raises(MessageError, match="which no client of the round was given"):
-        round.send([stranger])
-
-
 def test_a_client_can_replace_its_own_share_alone() -> None:
     method, task = SumRidge(keep_shares=True), task_of()
     clients = clients_of(partitions()["even"])[:3]
@@ -199,25 +193,117 @@ def test_a_client_can_replace_its_own_share_alone() -> None:
     after = shares_of(play(method, task, [clients[1]], state, 2)[0].state)
     assert [torch.equal(before[i].gram, after[i].gram) for i in range(3)] == [True, False, True]
 
+    round = method.round(task, state, 3, [0, 1])
+    asked = next(round)
+    assert isinstance(asked, dict)
+    reply = method.answer(task, asked[0], clients[0])
+    reply.arrays["tag"] = torch.tensor(5)
+    with pytest.raises(MessageError, match="which no client of the round was given"):
+        round.send([reply])
+
+
+# -- Eight bits --------------------------------------------------------------------------------------------------------
+
+WIDE, MANY = 40, 200
+
+
+def correlated(seed: int = 0, mean: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Correlated features of sizes from 0.01 to 100."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, CLASSES, (MANY,), generator=generator)
+    mixing = torch.randn(WIDE, WIDE, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
+    z = torch.randn(MANY, WIDE, generator=generator, dtype=torch.float64) + nn.functional.one_hot(y, WIDE)
+    return (z @ mixing / WIDE**0.5) * torch.logspace(-2, 2, WIDE, dtype=torch.float64) + mean, y
+
+
+def packed(sums: RidgeSums, seed: int = 0) -> dict[str, Tensor]:
+    return pack_sums(sums, torch.float64, "8bit", lambda count: np.random.default_rng(seed).random(count))
+
+
+def covariance(sums: RidgeSums) -> Tensor:
+    mean = sums.gram[-1, :-1] / sums.samples
+    return sums.gram[:-1, :-1] / sums.samples - torch.outer(mean, mean)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e3])
+def test_correlations_alone_are_rounded_and_by_how_much(mean: float) -> None:
+    """Whatever the features' sizes and means: of two features c_i c_j is the unit."""
+    sums = sums_of(*correlated(mean=mean))
+    arrived = read_sums(packed(sums))
+    for exact, found in ((sums.samples, arrived.samples), (sums.cross, arrived.cross), (sums.squares, arrived.squares)):
+        assert torch.equal(exact, found)
+    assert torch.equal(arrived.gram[-1], sums.gram[-1])
+    before, after = covariance(sums), covariance(arrived)
+    c = before.diagonal().sqrt()
+    error = (after - before).abs() / torch.outer(c, c)
+    rounding = 4 * torch.finfo(torch.float64).eps * (1 + mean**2 / float(c.min()) ** 2)
+    assert float(error.diagonal().max()) <= rounding
+    assert 0.01 / 127 < float(error.max()) <= 1 / 127 + rounding
+
+
+def test_rounding_has_no_bias() -> None:
+    """The mean of 300 roundings is within six standard errors; one rounding has a deviation of half a step at most."""
+    sums = sums_of(*correlated())
+    found = torch.stack([covariance(read_sums(packed(sums, seed))) for seed in range(300)])
+    before = covariance(sums)
+    c = before.diagonal().sqrt()
+    spread, error = (value / torch.outer(c, c) for value in (found.std(0), (found.mean(0) - before).abs()))
+    assert 0.1 / 127 < float(spread.max()) < 0.55 / 127
+    assert float(error.max()) < 6 * 0.5 / 127 / 300**0.5
+
 
 @pytest.mark.parametrize(
-    ("options", "exact"),
-    [({}, 1), ({"values": "8bit"}, 1), ({"keep_shares": True}, 0), ({"keep_shares": True, "values": "8bit"}, 0)],
+    "wrong",
+    [
+        {"correlations": torch.zeros(7, dtype=torch.int8)},
+        {"correlations": torch.zeros(WIDE * (WIDE - 1) // 2, dtype=torch.int16)},
+        {"scales": -torch.ones(1)},
+        {"scales": torch.ones(2)},
+        {"scales": torch.full((1,), float("nan"))},
+        {"variances": torch.ones(WIDE - 1)},
+        {"sums": torch.full((WIDE,), 1e200, dtype=torch.float64)},
+        {"samples": torch.ones(2)},
+        {"cross": torch.zeros(WIDE + 1, 2)},
+        {"fresh": torch.tensor(2, dtype=torch.uint8)},
+    ],
 )
-def test_a_client_makes_exact_arrays_where_it_keeps_them(
-    options: dict[str, Any], exact: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside those that a message is made of; the server makes its own afterwards."""
-    made, make = list[RidgeSums](), ridge_message.exact_arrays
+def test_replies_that_do_not_fit(wrong: dict[str, Tensor]) -> None:
+    task = Task(nn.Linear(WIDE, CLASSES).double(), CLASSES, "mse")
+    arrays = packed(sums_of(*correlated())) | {"fresh": torch.tensor(1, dtype=torch.uint8)}
+    RidgeReply.parse(Message("sums", 1, arrays), task)
+    with pytest.raises(MessageError):
+        RidgeReply.parse(Message("sums", 1, arrays | wrong), task)
 
-    def watched(sums: RidgeSums, dtype: torch.dtype) -> dict[str, Tensor]:
-        made.append(sums)
-        return make(sums, dtype)
 
-    monkeypatch.setattr(sum_ridge, "exact_arrays", watched)
-    method, task, (client, *_) = SumRidge(**options), task_of(), clients_of(partitions()["even"])
-    asked = {"weights": task.like} | ({"tag": torch.tensor(5)} if method.keep_shares else {})
-    (reply,) = method.answer(task, Message("weights", 1, asked), [client])
-    assert len(made) == exact
-    assert bool(client.memory) == bool(exact)
-    assert method.read(task, reply).samples == len(client.x)
+def test_a_client_that_comes_back_counts_once() -> None:
+    """The same data change nothing, to the bit; more data add their own sums, rounded as any."""
+    task, method = Task(nn.Linear(WIDE, CLASSES).double(), CLASSES, "mse"), SumRidge(penalty=0.01, values="8bit")
+    everybody = [ClientRound(i, *correlated(i), Randomness.simulated(i)) for i in range(6)]
+
+    def gram(state: dict[str, Tensor]) -> Tensor:
+        i, j = torch.triu_indices(WIDE + 1, WIDE + 1)
+        square = torch.zeros(WIDE + 1, WIDE + 1, dtype=torch.float64)
+        square[i, j] = square[j, i] = state["total/gram"]
+        return square
+
+    first, _ = play(method, task, everybody)
+    second, _ = play(method, task, everybody[1:4], first.state, 2)
+    assert torch.equal(gram(second.state), gram(first.state))
+    x, y = correlated(50)
+    everybody[2].x, everybody[2].y = torch.cat([everybody[2].x, x]), torch.cat([everybody[2].y, y])
+    third, _ = play(method, task, everybody[2:3], second.state, 3)
+    assert third.diagnostics["samples"] == 7 * MANY
+    change, own = gram(third.state) - gram(first.state), sums_of(x, y)
+    c = covariance(own).diagonal().sqrt()
+    assert float(((change - own.gram)[:-1, :-1] / torch.outer(c, c) / MANY).abs().max()) <= 1 / 127 + 1e-9
+
+
+def test_shares_are_what_arrived() -> None:
+    """The model is solved from the rounded sums that the server keeps: leaving a client out is solving without them."""
+    task, method = task_of(), SumRidge(penalty=0.01, values="8bit", keep_shares=True)
+    outcome, log = play(method, task, clients_of(partitions()["even"]))
+    arrived = [read_sums(s.message.arrays) for s in log if s.way == "up"]
+    shares = shares_of(outcome.state)
+    for client, one in enumerate(arrived):
+        assert torch.equal(shares[client].gram, one.gram)
+    assert torch.equal(solution(outcome.state), solve(total(arrived), 0.01))

@@ -15,11 +15,10 @@ from scipy import stats
 from ntkfl.errors import ConfigError
 from ntkfl.federation.client import SeededRandomness, SystemRandomness
 from ntkfl.methods import ClientRound
-from ntkfl.methods.stateful_sgd import batch_order
 from ntkfl.privacy.discrete_gaussian import discrete_gaussians
 from ntkfl.privacy.randomness import Purpose, Randomness
 
-PURPOSES: tuple[Purpose, ...] = ("noise", "labels", "batches", "quantisation", "dropout", "lies")
+PURPOSES: tuple[Purpose, ...] = ("noise", "batches", "quantisation", "dropout", "lies")
 N = 1 << 17
 GRAINS = 2.0**10  # integers per unit
 
@@ -27,12 +26,9 @@ GRAINS = 2.0**10  # integers per unit
 @pytest.mark.parametrize("bit", [32, 64, 191, 255])
 def test_keys_that_differ_in_one_high_bit_draw_other_noise(bit: int) -> None:
     """The generator of torch keeps 32 bits of its seed: seeds 1 and 1 + 2^32 gave equal noise and batches."""
-    x, y = torch.randn(40, 6), torch.arange(40) % 3
     keys = [Randomness((1 | high).to_bytes(32, "little")) for high in (0, 1 << bit)]
-    clients = [ClientRound(0, x, y, own) for own in keys]
-    one, other = (discrete_gaussians(24.0 * GRAINS, 100, own) for own in keys)
-    assert not np.array_equal(one, other)
-    assert not torch.equal(*(batch_order(client, 10, 8) for client in clients))
+    assert not np.array_equal(*(discrete_gaussians(24.0 * GRAINS, 100, own) for own in keys))
+    assert not np.array_equal(*(own.orders("batches", 2, 40) for own in keys))
 
 
 @pytest.mark.parametrize("draws", [SystemRandomness(), SeededRandomness(1, 0)])
@@ -88,20 +84,20 @@ def test_gaussians_have_the_moments_and_the_law_they_should() -> None:
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 1 << 63), st.integers(0, 50))
 def test_integers_are_below_their_bound(below: int, seed: int) -> None:
-    drawn = Randomness.simulated(seed).integers("labels", 50, below)
+    drawn = Randomness.simulated(seed).integers("batches", 50, below)
     assert drawn.dtype == np.int64
     assert 0 <= int(drawn.min()) <= int(drawn.max()) < below
 
 
 def test_integers_are_uniform() -> None:
-    counts = np.bincount(Randomness.simulated(2).integers("labels", N, 10), minlength=10)
+    counts = np.bincount(Randomness.simulated(2).integers("batches", N, 10), minlength=10)
     assert stats.chisquare(counts).pvalue > 1e-9
     # Remainders alone would give the lower third of this range 3/8 of all: 2^64 holds it two times and two thirds.
     below = 3 << 61
-    low = np.mean(Randomness.simulated(2).integers("labels", N, below) < below // 3)
+    low = np.mean(Randomness.simulated(2).integers("batches", N, below) < below // 3)
     assert abs(low - 1 / 3) < 6 * (2 / 9 / N) ** 0.5
     with pytest.raises(ConfigError, match="below a number"):
-        Randomness.simulated(2).integers("labels", 1, 0)
+        Randomness.simulated(2).integers("batches", 1, 0)
 
 
 def test_orders_are_permutations_and_uniform() -> None:
@@ -110,16 +106,6 @@ def test_orders_are_permutations_and_uniform() -> None:
     _, counts = np.unique(orders, axis=0, return_counts=True)
     assert len(counts) == 24
     assert stats.chisquare(counts).pvalue > 1e-9
-
-
-def test_every_epoch_uses_every_sample_once() -> None:
-    client = ClientRound(0, torch.zeros(20, 1), torch.zeros(20), Randomness.simulated(0))
-    order = batch_order(client, 10, 5)
-    assert order.shape == (10, 5)
-    for epoch in (order[:4], order[4:8]):
-        assert sorted(epoch.flatten().tolist()) == list(range(20))
-    assert batch_order(client, 0, 5).shape == (0, 5)
-    assert not torch.equal(order[:4], order[4:8])
 
 
 def test_the_key_does_not_show_and_is_never_written() -> None:

@@ -91,15 +91,6 @@ def test_what_top_k_promises(rows: Tensor, data: st.DataObject | None) -> None:
     assert torch.equal(top_k(-rows, k)[1], positions)
 
 
-@pytest.mark.parametrize("strides", ["transposed", "every other", "expanded"])
-def test_any_strides(strides: str) -> None:
-    base = torch.randn(6, 8)
-    rows = {"transposed": base.T, "every other": base[:, ::2], "expanded": base[:1].expand(3, 8)}[strides]
-    ours, plain = top_k(rows, 3), top_k(rows.contiguous(), 3)
-    assert torch.equal(ours[0], plain[0])
-    assert torch.equal(ours[1], plain[1])
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("-nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_is_not_finite(bad: float, dtype: torch.dtype) -> None:

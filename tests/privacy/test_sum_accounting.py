@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
 
 from ntkfl.errors import ConfigError
+from ntkfl.privacy.accounting import library
 from ntkfl.privacy.sum_accounting import ORDERS, budget, concentrated, divergences, guarantee, spent
 
 
@@ -122,3 +124,9 @@ def test_dp_accountings_own_event_agrees() -> None:
     told = guarantee([(0.01, 7)], 1e-5, clients=1, against="all", secure=False, simulated=False, unit="client")
     assert told.epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
     assert told.unit == "client"
+
+
+def test_without_the_extra_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting.rdp", None)
+    with pytest.raises(ConfigError, match="pip install 'dp-accounting"):
+        library("rdp")

@@ -10,7 +10,7 @@ import torch
 from ntkfl.errors import ConfigError
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.sum_accounting import budget
-from ntkfl.privacy.sum_noise import COUNT, GRAINS, SumBudget, clipped, moment_change, to_integers, vector_change
+from ntkfl.privacy.sum_noise import COUNT, GRAINS, SumBudget, clipped, integer_change, to_integers
 
 
 @pytest.mark.parametrize("norm", [0.0, 0.3, 1.0, 1e3, 1e100])
@@ -39,7 +39,7 @@ def test_rounding_moves_two_vectors_apart_by_no_more_than_the_change_says() -> N
         b = a + step / step.norm()
         own = Randomness.simulated(numbers)
         (one,), (other,) = (to_integers([(v, math.inf)], own) for v in (a, b))
-        assert float((one - other).double().norm()) <= vector_change(numbers, False)
+        assert float((one - other).double().norm()) <= integer_change([numbers])
         assert float((one - GRAINS * a).abs().max()) <= 1
     many = torch.cat([to_integers([(torch.full((1000,), 0.3 / GRAINS), 5.0)], Randomness.simulated(9))[0]])
     assert float(many.double().mean()) == pytest.approx(0.3, abs=5 * math.sqrt(0.21 / 1000))
@@ -51,9 +51,10 @@ def test_numbers_are_cut_at_their_limit() -> None:
 
 
 def test_changes() -> None:
-    assert vector_change(0, False) == pytest.approx(GRAINS * 1.001)
-    assert vector_change(400, True) == pytest.approx(math.hypot(GRAINS * 1.001 + 20, COUNT))
-    assert moment_change([100, 300]) == pytest.approx(GRAINS * 1.001 * math.sqrt(2) + 20)
+    assert integer_change([0]) == pytest.approx(GRAINS * 1.001)
+    assert integer_change([400], counted=True) == pytest.approx(math.hypot(GRAINS * 1.001 + 20, COUNT))
+    assert integer_change([100, 300]) == pytest.approx(GRAINS * 1.001 * math.sqrt(2) + 20)
+    assert integer_change([400], grains=100, rounding=0.0) == pytest.approx(120)
 
 
 def test_a_budgets_parts() -> None:

@@ -16,17 +16,20 @@ from ntkfl.report.page import write_report
 from ntkfl.report.runs import FoundRun
 from ntkfl.report.view import view
 
-PRIVATE = {"name": "private-sums", "secure_sum": True, "epsilon": 2.0, "budget_rounds": 4, "noise_clients": 3}
+PRIVATE = {"secure_sum": True, "epsilon": 2.0, "budget_rounds": 4, "noise_clients": 3}
 COMMON: dict[str, Any] = {"rounds": 2, "clients_per_round": 4, "data": {"dataset": "digits", "clients": 6}}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("private")
-    methods = {"private": PRIVATE, "open": {"name": "fedavg", "local_steps": 1}, "rows": {"name": "cp-ntk-fl"}}
-    methods["rows"] |= {"projected_dim": 20, "steps": [50.0]}
-    for name, method in methods.items():
-        execute(RunConfig(**COMMON, model={"hidden": [8]}, method=method), out=root / name)
+    runs: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "private": ({"name": "private-sums"}, PRIVATE),
+        "open": ({"name": "fedavg", "local_steps": 1}, {}),
+        "rows": ({"name": "cp-ntk-fl", "steps": [50.0]}, {"projected_dim": 20}),
+    }
+    for name, (method, privacy) in runs.items():
+        execute(RunConfig(**COMMON, model={"hidden": [8]}, method=method, privacy=privacy), out=root / name)
     return root
 
 

@@ -58,7 +58,7 @@ def test_there_is_a_block_of_every_kind() -> None:
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64])
 def test_a_jacobian_survives_the_wire_bit_by_bit(precision: torch.dtype) -> None:
     J = everything(precision)
-    assert_same(received(Message("upload", 3, pack_jacobian(J)), J), J)
+    assert_same(received(Message("rows", 3, pack_jacobian(J)), J), J)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -70,24 +70,24 @@ def test_every_architecture_survives_and_splits_by_sample(name: str) -> None:
         except ntkfl.errors.ModelError:
             continue
         assert isinstance(J, BlockJacobian)
-        message = Message("upload", 3, pack_jacobian(J))
+        message = Message("rows", 3, pack_jacobian(J))
         assert_same(received(message, J), J)
-        rows = split_rows(message)
+        rows = split_rows(message.arrays)
         assert len(rows) == len(x)
-        assert_same(received(rows[2], J), J[2])
-        assert_same(received(join_rows(rows), J), J)
+        assert_same(received(Message("rows", 3, rows[2]), J), J[2])
+        assert_same(received(Message("rows", 3, join_rows(rows)), J), J)
 
 
 def test_dense_form_survives() -> None:
     model, x = ntkfl.models.mlp(6, 5, 3), torch.randn(4, 6)
     J = ntkfl.jacobian(model, x, form="dense")
     assert isinstance(J, BlockJacobian)
-    assert_same(received(Message("upload", 3, pack_jacobian(J)), J), J)
+    assert_same(received(Message("rows", 3, pack_jacobian(J)), J), J)
 
 
 def test_an_upload_costs_what_its_factors_weigh() -> None:
     J = ntkfl.jacobian(ntkfl.models.mlp(784, 100, 10), torch.randn(200, 784))
-    sent = len(Message("upload", 1, pack_jacobian(J)).encode())
+    sent = len(Message("rows", 1, pack_jacobian(J)).encode())
     numbers = 200 * (784 + 1000 + 100 + 100)
     assert numbers * 4 < sent < numbers * 4 + 300
 
@@ -131,7 +131,7 @@ class TestHostileUploads:
     def test_of_a_perceptron(self, name: str, value: Tensor, why: str) -> None:
         J = ntkfl.jacobian(ntkfl.models.mlp(6, 5, 3), torch.randn(4, 6))
         with pytest.raises(MessageError, match=why):
-            received(Message("upload", 1, pack_jacobian(J) | {name: value}), J)
+            received(Message("rows", 1, pack_jacobian(J) | {name: value}), J)
 
     @pytest.mark.parametrize(
         ("name", "value", "why"),
@@ -162,11 +162,11 @@ class TestHostileUploads:
         J = everything()
         assert name in pack_jacobian(J)
         with pytest.raises(MessageError, match=why):
-            received(Message("upload", 1, pack_jacobian(J) | {name: value}), J)
+            received(Message("rows", 1, pack_jacobian(J) | {name: value}), J)
 
     def test_without_rows(self) -> None:
         with pytest.raises(MessageError, match="without a Jacobian"):
-            unpack_jacobian(Message("upload", 1, {"jacobian": torch.tensor([3, 53])}), 3, 53, torch.zeros(1))
+            unpack_jacobian(Message("rows", 1, {"jacobian": torch.tensor([3, 53])}), 3, 53, torch.zeros(1))
 
     @given(st.data())
     @settings(max_examples=300, deadline=None)
@@ -177,7 +177,7 @@ class TestHostileUploads:
             name = data.draw(st.sampled_from(sorted(arrays)))
             arrays[name] = data.draw(damaged(arrays[name]))
         try:
-            other = received(Message("upload", 1, arrays), J)
+            other = received(Message("rows", 1, arrays), J)
         except MessageError:
             return
         assert other.shape[1:] == J.shape[1:]

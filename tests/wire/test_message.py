@@ -18,8 +18,8 @@ def test_take_checks_what_it_takes() -> None:
         message.take("weights", (4,))
     with pytest.raises(MessageError, match="not finite"):
         message.take("bad")
-    with pytest.raises(MessageError, match="expected a 'losses' message"):
-        message.of_kind("losses")
+    with pytest.raises(MessageError, match="expected a 'sums' message"):
+        message.of_kind("sums")
 
 
 def test_labels_travel_in_the_narrowest_integers() -> None:

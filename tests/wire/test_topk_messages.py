@@ -26,7 +26,7 @@ def jacobian(precision: torch.dtype = torch.float32) -> ntkfl.Jacobian:
 def test_a_sparse_jacobian_survives_the_wire(values_as: str, precision: torch.dtype) -> None:
     J = jacobian(precision)
     k = kept(0.8, 3 * 53)
-    sent = Message("upload", 3, pack_topk(J, values_as)).encode()
+    sent = Message("rows", 3, pack_topk(J, values_as)).encode()
     back = unpack_topk(Message.decode(sent), 3, 53, k, values_as, torch.zeros(1, dtype=precision))
     assert back.layout == J.layout  # type: ignore[attr-defined]
     assert back.dtype == precision
@@ -56,6 +56,6 @@ def test_only_sparse_jacobians_travel_so() -> None:
     ],
 )
 def test_hostile_uploads_are_refused(changes: dict[str, Tensor], reason: str) -> None:
-    message = Message("upload", 1, pack_topk(jacobian()) | changes)
+    message = Message("rows", 1, pack_topk(jacobian()) | changes)
     with pytest.raises(MessageError, match=reason):
         unpack_topk(Message.decode(message.encode()), 3, 53, 32, "8bit", torch.zeros(1))

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from ntkfl.data import Federated
 from ntkfl.errors import ConfigError, RunFolderError
-from ntkfl.federation.build import build_method, build_model, load_data
+from ntkfl.federation.build import build_model, load_data
 from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import Record, RunFolder, called
 from ntkfl.federation.simulation import Simulation, execute
 from ntkfl.federation.transcript import Exchange, Transcript
 from ntkfl.methods import Method, Task
+from ntkfl.methods.replies import Reply
 from ntkfl.privacy.projection import Projection
 from ntkfl.wire import Message
 
@@ -37,7 +38,7 @@ class Capture:
     method: Method
     task: Task  # network and loss: task.at(w), task.predict(w, x)
     broadcast: Message  # what every client received first ("weights"; where each got its own, the first client's)
-    uploads: list[Message]  # its replies: one per client in order of `cohort`, or, shuffled, joined rows
+    uploads: list[Reply]  # parsed: one per client in order of `cohort`, or, shuffled, joined rows
     cohort: tuple[int, ...]  # ids, known to the aggregator
     truth: list[tuple[Tensor, Tensor]] = field(repr=False)  # (x as the network took it, y) a client: for scoring only
     raw: list[Tensor] = field(repr=False)  # the unprojected inputs a client: for scoring only
@@ -54,6 +55,11 @@ class Capture:
         return None if self.exchange.senders is None else list(self.exchange.senders)
 
     @property
+    def reply(self) -> type[Reply]:
+        """The type of the uploads."""
+        return self.method.replies[self.broadcast.kind]
+
+    @property
     def weights(self) -> Tensor:
         """The broadcast weights w [d], as clients read them."""
         return self.broadcast.take("weights", None, self.task.like)
@@ -63,7 +69,7 @@ class Capture:
         xs, ys = zip(*self.truth, strict=True)
         x, y, raw = torch.cat(xs), torch.cat(ys), torch.cat(self.raw)
         senders, samples = self.exchange.senders, self.exchange.samples
-        if senders is None or samples is None or not self.method.sampled:
+        if senders is None or samples is None or not self.reply.sampled:
             return x, y, raw
         starts, at = {}, 0
         for client, labels in zip(self.cohort, ys, strict=True):
@@ -87,9 +93,10 @@ def capture(
     """Play a planned configuration to `round` and capture it. One with secure sums is played without the masks, to have
     what they would hide; they change nothing else but the last digits.
     """
-    data, masked = data or load_data(config), config.method.get("secure_sum") is True
+    data, masked = data or load_data(config), config.settled[0].secure_sum
     if masked:
-        config = config.model_copy(update={"method": config.method | {"secure_sum": False}})
+        given = {name: getattr(config, name) for name in config.model_fields_set}
+        config = RunConfig(**given | {"privacy": config.settled[0].model_copy(update={"secure_sum": False})})
     heard: list[Transcript] = []
     played = config.model_copy(update={"rounds": round, "stop_at": None})
     listener = Functions(on_round=on_round, on_transcript=heard.append, transcript_rounds=[round])
@@ -97,20 +104,24 @@ def capture(
     simulation = Simulation(
         build_model(config, data),
         data,
-        build_method(config.method),
+        config.built_method,
         clients_per_round=config.clients_per_round,
         seed=config.seed,
         hold_out=config.hold_out,
+        privacy=config.privacy,
+        robust=config.robust,
     )  # to ask what clients held; it plays nothing
+    task, broadcast = simulation.task, Message.decode(heard[0].exchanges[0].questions[0])
+    reply = simulation.method.replies[broadcast.kind]
     clients, cohort, first, rows = simulation.clients, heard[0].cohort, heard[0].exchanges[0], simulation.data.rows
     held = [simulation.data.client(i)[0] for i in cohort]
     played_by = [clients[i].at(round) for i in cohort]
     return Capture(
         round=round,
         method=simulation.method,
-        task=simulation.task,
-        broadcast=Message.decode(first.questions[0]),
-        uploads=[Message.decode(reply) for reply in first.replies],
+        task=task,
+        broadcast=broadcast,
+        uploads=[reply.parse(Message.decode(sent), task) for sent in first.replies],
         cohort=cohort,
         truth=[(client.x, client.y) for client in played_by],
         raw=[x[clients[i].drawn(round, len(x))] for i, x in zip(cohort, held, strict=True)],
@@ -142,7 +153,7 @@ def capture_of_run(
     if number > len(history):
         raise ConfigError(f"{run.path} has rounds 1 to {len(history)}, not {number}")
     advice = f"audit a run of the same settings: ntkfl audit --config {shlex.quote(str(run.path / 'config.toml'))}"
-    if config.method.get("secure_sum"):
+    if config.settled[0].secure_sum:
         raise ConfigError(f"{run.path} has secure sums, which a replay could not compare; {advice}")
     if gone := [client for record in history[:number] for client in record.get("forgotten") or []]:
         names = called(run.config(), gone)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.finding import Finding
-from ntkfl.audit.received import local_updates, rows_of, sends_rows
+from ntkfl.audit.received import local_models, rows_of, sends_rows
 from ntkfl.methods import ClientRound
-from ntkfl.methods.local_sgd import train_locally
+from ntkfl.methods.averaging.local_training import train_locally
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import column_slices, trainable
 
@@ -54,7 +54,7 @@ def attack(capture: Capture, seed: int = 0) -> list[Finding]:
 
 def infer_mix(capture: Capture, seed: int = 0) -> Tensor | None:
     """Class shares [clients, classes] from averaging updates; None where they do not come as weights with a bias."""
-    task, updates, last = capture.task, local_updates(capture), last_bias(capture)
+    task, updates, last = capture.task, local_models(capture), last_bias(capture)
     if not updates or last is None or capture.public is None:
         return None
     w = capture.weights
@@ -68,8 +68,8 @@ def infer_mix(capture: Capture, seed: int = 0) -> Tensor | None:
     pools = [pool[torch.randperm(len(pool), generator=draws)] for pool in pools]
     for _ in range(_CORRECTIONS):
         presumed = [_client(i, q, pools, x, labels) for i, q in enumerate(shares)]
-        result = train_locally(task, w, presumed, steps, lr, _SAMPLES)
-        simulated = (result.weights[:, last] - w[last]).double()
+        trained = [train_locally(task, w, client, steps, lr, _SAMPLES).weights[last] for client in presumed]
+        simulated = torch.stack([after - w[last] for after in trained]).double()
         # The samples that were drawn have the shares they have, by rounding.
         drawn = torch.stack([mix(client.y, task.outputs) for client in presumed])
         shares = (drawn + (moved - simulated) / (lr * steps)).clamp_min(0)
@@ -91,7 +91,7 @@ def _from_rows(capture: Capture) -> list[Finding]:
     sent, true = rows_of(capture).labels, capture.aligned()[1]
     right = float((sent == true).double().mean())
     says = f"Labels travel with their rows: {right:.0%} of them are read off."
-    if capture.method.shuffle:
+    if capture.task.privacy.shuffle:
         shares = mix(sent, classes).expand(len(clients), -1)
     else:
         shares = torch.stack([mix(part, classes) for part in torch.split(sent, [len(y) for y in clients])])

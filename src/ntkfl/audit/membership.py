@@ -20,7 +20,7 @@ from torch import Tensor
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.finding import Finding
 from ntkfl.audit.inputs import Inputs, distances, seen_inputs
-from ntkfl.audit.received import local_updates, rows_of, sends_rows
+from ntkfl.audit.received import local_models, rows_of, sends_rows, sends_samples
 from ntkfl.data import Federated
 from ntkfl.methods import Task
 
@@ -102,7 +102,7 @@ def attack(capture: Capture, seed: int = 0) -> list[Finding]:
     """By the curious aggregator: on the weights that the round ended with, on clients' local models where it receives
     such, and on the rows, where it can look a record up. With a projection it needs help to ask about a record.
     """
-    if capture.public is None or capture.method.shows == "samples":  # of which it has all
+    if capture.public is None or sends_samples(capture):  # of which it has all
         return []
     role = "aggregator" if capture.projection is None else "aggregator+insider"
     own, others = _records(capture), (asked(capture, capture.public[0]), capture.public[1])
@@ -141,7 +141,7 @@ def _records(capture: Capture) -> Records:
 def _on_local_models(capture: Capture, others: Records, role: str, seed: int) -> list[Finding]:
     """Each client's own model, which the aggregator receives: one advantage a client."""
     values = []
-    for update, own in zip(local_updates(capture), capture.truth, strict=False):
+    for update, own in zip(local_models(capture), capture.truth, strict=False):
         a, b = (-capture.task.losses(capture.task.predict(update.weights, x), y) for x, y in matched(own, others, seed))
         values.append(advantage(a, b, seed))
     return [_finding("membership by loss, each client's model", role, tuple(values), {})] if values else []

@@ -1,4 +1,4 @@
-"""What clients sent as the aggregator has it, decoded and nothing else: rows, local models, or sums over samples."""
+"""What clients sent as the aggregator has it, by kind of reply: rows, local models, or sums over samples."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from torch import Tensor
 
 from ntkfl.audit.analytic import LinearLayer
 from ntkfl.audit.capture import Capture
-from ntkfl.methods.inspection import LocalUpdate
-from ntkfl.methods.whitening import is_whitening, read_whitening
+from ntkfl.errors import ConfigError
+from ntkfl.methods.averaging.local_training import LocalTraining
+from ntkfl.methods.replies import STEPS, WEIGHTS, Reply, Rows, Update
+from ntkfl.methods.rows.upload import TangentRows
+from ntkfl.methods.sums.whitening import is_whitening, read_whitening
 from ntkfl.privacy.sum_noise import COUNT, GRAINS
 from ntkfl.tangent import Jacobian, Sums, concatenate
 from ntkfl.tangent.clipping import whitened
 from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES
-from ntkfl.wire import Message
 
 
 @dataclass(frozen=True)
@@ -32,15 +34,22 @@ class ReceivedRows:
 
 
 def sends_rows(capture: Capture) -> bool:
-    """Whether clients send a Jacobian a sample rather than one update each."""
-    return capture.method.shows == "rows"
+    """Whether clients send per-sample Jacobians."""
+    return issubclass(capture.reply, TangentRows)
+
+
+def sends_samples(capture: Capture) -> bool:
+    """Whether clients send the samples themselves."""
+    return issubclass(capture.reply, Rows) and not sends_rows(capture)
 
 
 def rows_of(capture: Capture, wanted: Sequence[int] | None = None) -> ReceivedRows:
     """The rows `wanted` (places in the round, ascending; all if None)."""
+    if not sends_rows(capture):
+        raise ConfigError(f"replies of {capture.method.name} have no rows of samples")
     at, parts = 0, []
     for upload in capture.uploads:
-        J, outputs, labels = capture.method.read_rows(capture.task, upload)
+        J, outputs, labels = upload.J, upload.outputs, upload.labels  # type: ignore[attr-defined]
         here = range(len(J)) if wanted is None else [i - at for i in wanted if 0 <= i - at < len(J)]
         if len(here):
             index = torch.tensor(list(here))
@@ -57,15 +66,37 @@ def spread(capture: Capture, count: int) -> list[int]:
     return [i * total // count for i in range(count)]
 
 
-def local_updates(capture: Capture) -> list[LocalUpdate]:
-    """What clients' replies tell of their local models; none where they do not, where a shuffler mixes them, or where
-    masks hide them.
-    """
-    if capture.method.shows != "updates" or capture.senders is not None or capture.masked:
+@dataclass(frozen=True)
+class LocalModel:
+    """Where local training ended: weights [d] after `steps` steps of rate `lr` on batches of `batch_size`."""
+
+    weights: Tensor
+    lr: float
+    steps: int
+    batch_size: int
+
+
+def local_models(capture: Capture) -> list[LocalModel]:
+    """Each client's; none where replies are no updates, where a shuffler mixes them, or where masks hide them."""
+    if capture.senders is not None or capture.masked:
         return []
-    updates = [capture.method.local_update(reply, capture.weights) for reply in capture.uploads]
-    known = [update for update in updates if update is not None]
-    return known if len(known) == len(updates) else []
+    found = [_local_model(capture, reply) for reply in capture.uploads]
+    return [model for model in found if model is not None]
+
+
+def _local_model(capture: Capture, reply: Reply) -> LocalModel | None:
+    """Methods send weights, or their change over the learning rate and, where they count steps, over these."""
+    method = capture.method
+    if not isinstance(reply, Update) or not isinstance(method, LocalTraining):
+        return None
+    epochs = (method.local_epochs or 0) * -(-reply.samples // method.batch_size)
+    steps = int(reply.take(STEPS)) if STEPS in reply.arrays else epochs or method.local_steps
+    name, w = reply.vectors[0], capture.weights
+    if name == WEIGHTS:
+        weights = reply.vector(name, w)
+    else:
+        weights = w - method.lr * (steps if STEPS in reply.arrays else 1) * reply.vector(name, w)
+    return LocalModel(weights, method.lr, steps, method.batch_size)
 
 
 @dataclass(frozen=True)
@@ -119,7 +150,7 @@ def total_of(clients: Sequence[ReceivedSums]) -> ReceivedSums:
     return reduce(add, clients)
 
 
-def _read_sums(capture: Capture, reply: Message) -> tuple[Sums, float] | None:
+def _read_sums(capture: Capture, reply: Reply) -> tuple[Sums, float] | None:
     """A reply as sums over its samples and their resolution: sums as they are, or a locally trained model, whose way
     from the broadcast weights is taken for one long step along the gradient. None where the reply is neither.
     """
@@ -131,16 +162,16 @@ def _read_sums(capture: Capture, reply: Message) -> tuple[Sums, float] | None:
         return _read_private(capture, reply, exact), 2.0**-23
     if GRADIENT in reply.arrays:
         names = [name for name in reply.arrays if name in (GRADIENT, REST) or "/" in name]
-        rounding = 2.0**-11 if reply.arrays[GRADIENT].dtype == torch.float16 else 2.0**-23
+        rounding = 2.0**-11 if GRADIENT in reply.halves else 2.0**-23
         return Sums({name: reply.take(name, None, exact) for name in names} | {SAMPLES: samples}), rounding
-    update = capture.method.local_update(reply, capture.weights) if capture.method.shows == "updates" else None
-    if update is None:
+    trained = _local_model(capture, reply)
+    if trained is None:
         return None
-    way = (capture.weights - update.weights).to(exact)
-    return Sums({GRADIENT: way * samples / (update.lr * update.steps), SAMPLES: samples}), 2.0**-20
+    way = (capture.weights - trained.weights).to(exact)
+    return Sums({GRADIENT: way * samples / (trained.lr * trained.steps), SAMPLES: samples}), 2.0**-20
 
 
-def _read_private(capture: Capture, reply: Message, exact: Tensor) -> Sums:
+def _read_private(capture: Capture, reply: Reply, exact: Tensor) -> Sums:
     """The integers of `private-sums` as a gradient and a count, with the public whitening taken back."""
     clip = float(capture.method.model_dump()["clip"])
     gradient, broadcast = reply.take(GRADIENT, None, exact) * clip / GRAINS, capture.broadcast

@@ -1,39 +1,31 @@
-"""Are inputs readable? From rows and from updates of local training, alone and with who has the projection.
+"""Are inputs readable from rows, alone and with who has the projection? In closed form, where the first layer has one.
 
-Rows: in closed form where one exists, else by deep leakage. Updates: by deep leakage. What sums tell, and
-updates taken for sums, is in `sums.py`.
+What sums tell, and updates taken for sums, is in `sums.py`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from ntkfl.audit.analytic import gaussian_prior, invert, lift
 from ntkfl.audit.capture import Capture
-from ntkfl.audit.deep_leakage import Settings, match_jacobian, match_update, reconstruct
 from ntkfl.audit.finding import Finding
 from ntkfl.audit.measures import best_ssim, guesses, relative_error, ssim
-from ntkfl.audit.received import ReceivedRows, local_updates, rows_of, sends_rows, spread
+from ntkfl.audit.received import ReceivedRows, rows_of, sends_rows, spread
 
-_INVERTED, _OPTIMISED = 50, 6  # rows that are attacked in closed form, and by deep leakage
-_CLIENTS, _SCORED = 2, 10  # whose updates are attacked, and pictures of each that are compared
-_SETTINGS = Settings(steps=40, restarts=1)
+_INVERTED = 50  # rows that are attacked
+_SCORED = 10  # pictures of each client or sum that are compared
 
 
 def attack(capture: Capture, seed: int = 0) -> list[Finding]:
-    """By the aggregator, and with P by whoever has it. Empty where inputs are token ids."""
-    if not capture.truth[0][0].is_floating_point():
+    """By the aggregator, and with P by whoever has it. Empty where inputs are token ids, or no rows are sent. `seed` is
+    not used: nothing here is random.
+    """
+    if not capture.truth[0][0].is_floating_point() or not sends_rows(capture):
         return []
-    if sends_rows(capture):
-        return _inverted(capture) or _optimised(capture, replace(_SETTINGS, seed=seed))
-    return _from_updates(capture, replace(_SETTINGS, seed=seed))
-
-
-def _inverted(capture: Capture) -> list[Finding]:
     rows = rows_of(capture, spread(capture, _INVERTED))
     prior = None
     if capture.projection is None and capture.public is not None and rows.labels.ndim == 1:
@@ -46,15 +38,6 @@ def _inverted(capture: Capture) -> list[Finding]:
     # What is not known lies within its bound, and the equations have said something of it: about a sixth is left.
     left = (~known).to(x) * found.bound.clamp(max=1e3).square().unsqueeze(1) / 6
     return _score_rows("analytic inversion", capture, rows, x, more, float(left.mean() / x.square().mean()))
-
-
-def _optimised(capture: Capture, settings: Settings) -> list[Finding]:
-    rows = rows_of(capture, spread(capture, _OPTIMISED))
-    J = rows.J.dense()
-    loss = match_jacobian(capture.task.at(capture.weights), _shape(capture), J)
-    x, match = reconstruct(loss, len(J), math.prod(_shape(capture)), settings)
-    quality = float(match.mean())
-    return _score_rows("deep leakage, Jacobian", capture, rows, x, {"match": quality}, quality)
 
 
 def _score_rows(
@@ -89,30 +72,6 @@ def _score_rows(
         says = f"Pictures come back with an SSIM of {float(likeness.mean()):.2f} (a guess by the label: {usual:.2f})."
         scored.append(Finding(name, role, "inputs", "SSIM", tuple(likeness.tolist()), usual, 1.0, says, more))
     return scored
-
-
-def _from_updates(capture: Capture, settings: Settings) -> list[Finding]:
-    """Local training unrolled where a client's every step is over all it has; else Δ is taken for one long step."""
-    updates, shape, outputs = local_updates(capture)[:_CLIENTS], _shape(capture), capture.task.outputs
-    if not updates or capture.task.loss != "ce":
-        return []
-    found, more = [], dict[str, Any]()
-    for update, (_, y), reply in zip(updates, capture.truth, capture.uploads, strict=False):
-        change, samples = update.weights - capture.weights, int(reply.take("samples", ()))
-        samples = len(y) if samples == 1 else samples  # noise hides the count: the attacker is given it
-        steps, lr = update.steps, update.lr
-        more["local training"] = "one step" if steps == 1 else f"{steps} local steps unrolled"
-        if samples > update.batch_size or steps > settings.steps // 3:
-            more["local training"], lr, steps = f"{steps} local steps taken for one", lr * steps, 1
-        loss = match_update(capture.task.at(capture.weights), shape, change, samples, outputs, "ce", lr, steps)
-        width = samples * math.prod(shape)
-        x, match = reconstruct(loss, 1, width + samples * outputs, settings)
-        more["match"] = float(match[0])
-        found.append(x[0, :width].view(samples, -1))
-    if capture.projection is not None and capture.public is not None:
-        found = [lift(x, capture.projection, capture.public[0]) for x in found]
-    role = "aggregator" if capture.projection is None else "aggregator+insider"
-    return score_pictures("deep leakage, update", role, capture, capture.raw, found, more)
 
 
 def score_pictures(

@@ -95,15 +95,15 @@ def _amount(finding: Finding) -> str:
 
 def _without_attack(role: str, capture: Capture) -> str:
     if role == "aggregator+shuffler" and capture.masked:
-        promised = getattr(capture.method, "epsilon", None) is not None
+        promised = capture.task.privacy.epsilon is not None
         void = " ε counts on the two not colluding and does not hold against them." if promised else ""
         return f"opens every client's reply, by name: masks hide nothing from the two together.{void}"
-    if role == "aggregator+shuffler" and capture.method.shuffle:
+    if role == "aggregator+shuffler" and capture.task.privacy.shuffle:
         return "learns who sent every row, and else what the aggregator does."
     if role.startswith("aggregator"):
         return "has the total alone." if capture.masked else "learns what the aggregator does."
     if role == "secure-sum":
         return "has no part: what clients send here does not add up."
-    if role == "shuffler" and not (capture.masked or capture.method.shuffle):
+    if role == "shuffler" and not (capture.masked or capture.task.privacy.shuffle):
         return "has no part."
     return "learns who takes part, when, and how much they send; no content."

@@ -22,7 +22,7 @@ from ntkfl.audit.finding import Finding
 from ntkfl.audit.labels import last_bias, mix_finding
 from ntkfl.audit.measures import relative_error
 from ntkfl.audit.membership import by_scores, matched
-from ntkfl.audit.received import ReceivedSums, local_updates, sums_of, total_of
+from ntkfl.audit.received import ReceivedSums, local_models, sums_of, total_of
 from ntkfl.audit.reconstruction import score_pictures
 from ntkfl.tangent.losses import per_sample
 from ntkfl.tangent.parameters import evaluating
@@ -48,7 +48,7 @@ def attack(capture: Capture, seed: int = 0) -> list[Finding]:
 def on_sums(capture: Capture, held: Sequence[ReceivedSums], role: str, seed: int = 0) -> list[Finding]:
     """Every attack on sums that somebody in this role has."""
     layers = linear_layers(capture.task.at(capture.weights))
-    found = [] if local_updates(capture) and role == "aggregator" else _class_counts(capture, held, role)
+    found = [] if local_models(capture) and role == "aggregator" else _class_counts(capture, held, role)
     if not layers or layers[0].bias is None:
         return found
     pictures = [_inverted(layers[0], one) for one in held]

@@ -14,7 +14,7 @@ from ntkfl.cli.stopping import stoppable
 from ntkfl.cli.verbs import AllowCode
 from ntkfl.data import Federated
 from ntkfl.errors import ConfigError
-from ntkfl.federation.build import build_method, load_data
+from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import Record, RunFolder, write_atomically
 from ntkfl.progress import ProgressBar
@@ -86,7 +86,7 @@ def _attacked(run: Path | None, source: Path, round: int, seed: int, allow_code:
             heard = capture_of_run(run, round, data=data, on_round=on_round, allow_code=allow_code)
         else:
             heard = capture(planned, round, data=data, on_round=on_round)
-        name = build_method(planned.method).name
+        name = planned.built_method.name
         settings = {"method": name, "dataset": planned.data.dataset, "seed": planned.seed}
         final = _on_final_model(run, planned, heard, data, seed) if run is not None else []
         return study(heard, seed=seed, say=bar.begin, settings=settings, more=final)

@@ -21,7 +21,7 @@ from ntkfl.data.federated import Federated
 from ntkfl.data.files import Columns
 from ntkfl.data.npz import deal
 from ntkfl.data.partitions import ByClient, Dirichlet
-from ntkfl.data.scales import extreme_columns, shown, single_rows
+from ntkfl.data.scales import extreme_columns, shown
 from ntkfl.data.sources import is_own, open_dataset
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.build import load_data
@@ -105,8 +105,6 @@ def show(
     config = _config(name, given, Columns(label_column, client_column, split_column), seed, set_ or [])
     federated = load_data(config)
     console = _console()
-    for line in single_rows(federated):
-        console.print(Text(f"warning: {line}"))
     if federated.classes is None:
         console.print(_summary(federated, None))
         return

@@ -21,24 +21,46 @@ PLACES = {
     "test_project.py": "test_project.py",
     "README.md": "README.md",
 }
+FLOWER_PLACES = {
+    "flower/task.py": "PACKAGE/task.py",
+    "flower/client_app.py": "PACKAGE/client_app.py",
+    "flower/server_app.py": "PACKAGE/server_app.py",
+    "flower/pyproject.toml": "pyproject.toml",
+    "flower/LICENSE": "LICENSE",
+    "flower/README.md": "README.md",
+}
+# Flower's rule for the name of an app.
+FLOWER_NAME = r"[A-Za-z][A-Za-z0-9-]{0,31}"
 
 
-def new(name: Annotated[str, typer.Argument(help="The project's name, and the folder that is made.")]) -> None:
-    """Write a small project to edit: data, network, settings, a test.
+def new(
+    name: Annotated[str, typer.Argument(help="The project's name, and the folder that is made.")],
+    flower: Annotated[bool, typer.Option("--flower", help="Write a Flower app: server, clients, task.")] = False,
+) -> None:
+    """Write a small project to edit: data, network, settings, a test; or a Flower app.
 
-    Example: ntkfl new hospitals
+    Example: ntkfl new hospitals --flower
     """
     folder = Path(name)
     package = re.sub(r"[- ]", "_", folder.name)
     if not package.isidentifier() or keyword.iskeyword(package):
         raise ConfigError(f"{folder.name!r} cannot be a Python package: take letters, digits and '_', a letter first")
+    if flower and not re.fullmatch(FLOWER_NAME, folder.name):
+        raise ConfigError(
+            f"{folder.name!r} cannot be a Flower app: take up to 32 letters, digits and '-', a letter first"
+        )
     if folder.exists():
         raise ConfigError(f"{folder} exists already; take another name, nothing was written")
-    for source, place in PLACES.items():
+    for source, place in (FLOWER_PLACES if flower else PLACES).items():
         text = (files("ntkfl.cli") / "project" / f"{source}.txt").read_text()
         path = folder / place.replace("PACKAGE", package)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.replace("{package}", package).replace("{name}", folder.name))
     (folder / package / "__init__.py").touch()
-    typer.echo(f"wrote {folder}: start with {folder / package / 'data.py'}. To try it as it is:\n")
-    typer.echo(f"  cd {folder}\n  ntkfl train --config config.toml --out runs/first")
+    start, command = (
+        ("task.py", "flwr run . --stream")
+        if flower
+        else ("data.py", "ntkfl train --config config.toml --out runs/first")
+    )
+    typer.echo(f"wrote {folder}: start with {folder / package / start}. To try it as it is:\n")
+    typer.echo(f"  cd {folder}\n  {command}")

@@ -34,7 +34,7 @@ def _clients(given: dict[str, Any], data: dict[str, Any]) -> int:
     name = data.get("dataset", "")
     if not (is_own(name) or is_code(name)):
         return int(data.get("clients", 300))
-    return len(load_data(RunConfig(**(given | {"method": {"name": "fedavg"}}))))
+    return len(load_data(RunConfig(**(given | {"method": {"name": "fedavg"}, "privacy": {}}))))
 
 
 def private_settings(given: dict[str, Any]) -> dict[str, Any]:
@@ -43,32 +43,31 @@ def private_settings(given: dict[str, Any]) -> dict[str, Any]:
 
     `ConfigError` for a setting that would void the promise.
     """
-    data, method = given.get("data", {}), dict(given.get("method", {}))
+    data, method, own = given.get("data", {}), dict(given.get("method", {})), dict(given.get("privacy", {}))
     name = method["name"] = private_name(method.get("name"))
     for void, why in (
         (name not in METHODS, _not_private(name)),
-        (method.get("secure_sum") is False, "sums replies under masks: leave secure_sum as it is"),
-        (method.get("noise_by", "clients") != "clients", "trusts no server with sums: leave noise_by out"),
-        (method.get("epsilon", 3.0) in (None, NONE), "needs an epsilon"),
-        (method.get("shuffle"), "sums replies under masks, and there are no rows to shuffle: leave shuffle out"),
+        (own.get("secure_sum") is False, "sums replies under masks: leave secure_sum as it is"),
+        (own.get("noise_by", "clients") != "clients", "trusts no server with sums: leave noise_by out"),
+        (own.get("epsilon", 3.0) in (None, NONE), "needs an epsilon"),
+        (own.get("shuffle"), "sums replies under masks, and there are no rows to shuffle: leave shuffle out"),
         (data.get("overlap"), "protects a record that one client holds: with overlap several hold the same"),
         (given.get("hold_out"), "protects all clients: hold_out gives the server those that it measures on"),
         (given.get("byzantine"), "counts on the noise of honest clients: leave byzantine out"),
     ):
         if void:
             raise ConfigError(f"--private {why}")
-    ridge = name == RIDGE
-    rounds = given.get("rounds", 1 if ridge else ROUNDS)
+    rounds = given.get("rounds", 1 if name == RIDGE else ROUNDS)
     if "clients_per_round" not in given and data.get("partition", "dirichlet") in ("writer", "client"):
         raise ConfigError("--private needs --clients-per-round where the data say how many clients there are")
     cohort = given.get("clients_per_round") or _clients(given, data)
-    private = {
+    private: dict[str, Any] = {
         "secure_sum": True,
         "epsilon": 3.0,
         "delta": 1e-5,
         "noise_clients": max(1, math.ceil(HONEST * cohort)),
-        **({} if ridge else {"budget_rounds": rounds}),
-    } | method
-    if (budget := private.get("budget_rounds", 1)) < rounds:
-        raise ConfigError(f"--private: ε is for {plural(budget, 'round')}, and the run has {rounds}")
-    return given | {"rounds": rounds, "clients_per_round": cohort, "method": private}
+        "budget_rounds": 1 if name == RIDGE else rounds,
+    } | own
+    if private["budget_rounds"] < rounds:
+        raise ConfigError(f"--private: ε is for {plural(private['budget_rounds'], 'round')}, and the run has {rounds}")
+    return given | {"rounds": rounds, "clients_per_round": cohort, "method": method, "privacy": private}

@@ -9,14 +9,14 @@ from typing import Any
 from ntkfl.errors import ConfigError
 from ntkfl.safe_parse import parse_toml
 
-TABLES = ("data", "model", "method")
+TABLES = ("data", "model", "method", "privacy", "robust")
 
 
 def assign(settings: dict[str, Any], given: Sequence[str]) -> None:
     """Put each NAME=VALUE where it belongs in the settings of a run, whose method is named already.
 
-    A name is that of a setting of the run, its data, its model or its method; dots say which, and lead into tables:
-    `lr=0.1`, `model.hidden=[64]`, `model.options.width=32`.
+    A name is that of a setting of the run, its data, model, method, privacy or bounds; dots say which, and lead into
+    tables: `lr=0.1`, `model.hidden=[64]`, `model.options.width=32`.
     """
     for text in given:
         path, value = parse_setting(text)
@@ -44,13 +44,17 @@ def parse_setting(text: str) -> tuple[list[str], Any]:
 
 def _find(name: str, method: dict[str, Any]) -> list[str]:
     """The path of a setting that is given by its name alone."""
-    from ntkfl.federation.build import method_class
-    from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig
+    from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig, method_class
+    from ntkfl.methods.robust import Robust
     from ntkfl.options import Options
+    from ntkfl.privacy.settings import Privacy
 
     known: dict[tuple[str, ...], type[Options]]
     known = {(): RunConfig, ("data",): DataConfig, ("model",): ModelConfig, ("method",): method_class(method)}
+    known |= {("privacy",): Privacy, ("robust",): Robust}
     places = [[*table, name] for table, kind in known.items() if name in kind.model_fields]
+    if ["method", name] in places:  # what other tables have of that name does not concern this method
+        return ["method", name]
     if len(places) == 1 and name not in TABLES:
         return places[0]
     if places:

@@ -119,7 +119,8 @@ def train(
             "split_column": split_column,
         },
         "model": {"name": model},
-        "method": {"name": method, "secure_sum": secure_sum},
+        "method": {"name": method},
+        "privacy": {"secure_sum": secure_sum},
         "rounds": rounds,
         "clients_per_round": clients_per_round,
         "seed": seed,
@@ -183,12 +184,12 @@ def _config(base: dict[str, Any], given: dict[str, Any], assigned: Sequence[str]
 
 def _notes(config: RunConfig) -> Iterator[str]:
     """Which method, model and data the run has, and what clients show of their inputs."""
-    from ntkfl.federation.build import build_method
+    from ntkfl.methods.base import kinds_of
 
-    method = build_method(config.method)
+    method, privacy = config.built_method, config.settled[0]
     yield f"method: {config.method['name']}; model: {config.model.suited(method).text}"
     yield f"data: {config.data.text}"
-    if method.shows in ("rows", "samples") and method.projected_dim is None:  # samples, or rows without a projection
+    if "rows" in kinds_of(method) and privacy.projected_dim is None:
         yield f"{config.method['name']} sends rows that contain the inputs: for people's data see --private"
 
 

@@ -29,13 +29,14 @@ VERBS = {
     "watch": "Watch runs while they go on.",
     "forget": "Take a client out of a run, exactly.",
     "data": "Datasets, and how they are dealt to clients.",
-    "export": "Write a run's model, to use elsewhere.",
+    "keys": "Keys and tokens of a federation.",
+    "policy": "What may leave this site, and what has left it.",
     "serve": "Run a federation's key server or shuffler.",
 }
 
 METHODS = (
-    "ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "private-sums", "sum-ridge", "private-ridge", "fedavg", "fednova", "fedprox",
-    "scaffold", "fedadam", "fedcom", "qsgd", "dp-fedavg", "data-share", "centralized",
+    "ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "sum-ntk-head", "private-sums", "sum-ridge", "private-ridge", "fedavg",
+    "fednova", "fedprox", "scaffold", "fedadam", "fedcom", "qsgd", "dp-fedavg", "data-share", "centralized",
 )  # fmt: skip
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards", "client")

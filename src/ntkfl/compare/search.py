@@ -12,8 +12,9 @@ from typing import Any
 from ntkfl.compare.spec import Comparison, Entry, whole
 from ntkfl.compare.trials import Cell
 from ntkfl.errors import ConfigError
-from ntkfl.federation.build import build_method
+from ntkfl.federation.config import build_method
 from ntkfl.federation.run_folder import Record
+from ntkfl.methods.combinations import settle
 
 Setting = tuple[tuple[str, float], ...]  # searched options in the grid's order
 Runner = Callable[[Sequence[Cell]], None]
@@ -176,7 +177,8 @@ def edges_of(best: Mapping[str, float], grid: Mapping[str, Sequence[float]]) -> 
 def _valid(entry: Entry, options: Mapping[str, float]) -> bool:
     """Whether the method takes these values: a grid grows no further than an option's bounds."""
     try:
-        build_method({**entry.method, **whole(options)})
+        given = entry.with_options(options)
+        settle(build_method(given["method"]), given["privacy"], given["robust"])
     except ConfigError:
         return False
     return True

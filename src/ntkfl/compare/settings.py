@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ntkfl.compare.spec import Comparison, Entry
-from ntkfl.federation.build import build_method
+from ntkfl.federation.config import build_method
 from ntkfl.methods import Method
 from ntkfl.user_code import is_code
 
@@ -48,7 +48,13 @@ def setting_texts(comparison: Comparison, settings: Mapping[str, Mapping[str, An
 
 def _aside(entry: Entry) -> list[str]:
     """What an entry has otherwise than the comparison, beside the options of its method."""
-    words = []
+    words = [f"{name} {_short(getattr(entry.privacy, name))}" for name in sorted(entry.privacy.model_fields_set)]
+    if entry.robust == "on":
+        words.append("robust")
+    else:
+        words += [
+            f"robust {name} {_short(getattr(entry.robust, name))}" for name in sorted(entry.robust.model_fields_set)
+        ]
     if entry.clients_per_round is not None:
         words.append(f"{entry.clients_per_round} clients per round")
     if entry.model is not None:

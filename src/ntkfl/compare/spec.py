@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from ntkfl.data import NAMES, load
 from ntkfl.errors import ConfigError, DataError, unknown
-from ntkfl.federation.build import build_method, load_data
-from ntkfl.federation.config import Byzantine, DataConfig, ModelConfig, RunConfig
+from ntkfl.federation.build import load_data
+from ntkfl.federation.byzantine import Byzantine
+from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig, build_method, method_class
+from ntkfl.methods.combinations import settle
+from ntkfl.methods.robust import Robust
 from ntkfl.options import Options
+from ntkfl.privacy.settings import Privacy
 from ntkfl.safe_parse import read_toml
 
 _HELD_OUT = 0.1  # part of the clients that scores settings by default
@@ -57,6 +61,10 @@ class Entry(Options):
         default_factory=dict,
         description="for each option to search, the numbers to try; all their combinations are",
     )
+    privacy: Privacy = Field(Privacy(), description="the table [privacy] of this curve's runs: what clients do to hide")
+    robust: Robust | Literal["on"] = Field(
+        Robust(), description='the table [robust]: bounds on Byzantine clients, or "on" for all; default: none'
+    )
     rounds: int | None = Field(None, ge=1, description="if other than the comparison's")
     clients_per_round: int | None = Field(None, ge=1, description="if other than the comparison's")
     model: ModelConfig | None = Field(None, description="if other than the comparison's")
@@ -75,9 +83,24 @@ class Entry(Options):
         probe = {name: values[0] for name, values in self.grid.items() if values}
         if len(probe) != len(self.grid):
             raise ConfigError(f"{self.label}: a grid needs at least one value for each option")
-        method = build_method({**self.method, **whole(probe)})  # a wrong name or value is said before anything runs
+        given = self.with_options(probe)  # a wrong name or value is said before anything runs
+        method = build_method(given["method"])
+        settle(method, given["privacy"], given["robust"])
         if self.byzantine is not None:
             self.byzantine.check(method)
+
+    def with_options(self, options: Mapping[str, float]) -> dict[str, Any]:
+        """`method`, `privacy` and `robust` of a run with these searched options, each where it belongs."""
+        method, privacy, robust = dict(self.method), dict[str, Any](), dict[str, Any]()
+        own = method_class(self.method).model_fields
+        for name, value in whole(options).items():
+            home = privacy if name in Privacy.model_fields else robust if name in Robust.model_fields else method
+            (method if name in own else home)[name] = value
+        given = {name: getattr(self.privacy, name) for name in self.privacy.model_fields_set}
+        bounds = self.robust
+        if robust:
+            bounds = Robust(**(Robust() if bounds == "on" else bounds).model_dump() | robust)
+        return {"method": method, "privacy": Privacy(**given | privacy), "robust": bounds}
 
 
 class Comparison(Options):
@@ -155,7 +178,7 @@ class Comparison(Options):
             "stop_at": entry.stop_at,
             "data": self.data.model_dump(),
             "model": (entry.model or self.model).model_dump(),
-            "method": {**entry.method, **whole(options)},
+            **entry.with_options(options),
             "byzantine": entry.byzantine,
         }
         if entry.clients_per_round is not None:

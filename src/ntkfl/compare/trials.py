@@ -128,7 +128,7 @@ class Workers:
 
 def _work(cell: Cell, device: str | None) -> None:
     try:
-        data = _prepared(cell.config.model_copy(update={"method": _data_options(cell.config)}).model_dump_json())
+        data = _prepared(_data_settings(cell.config))
         insight = not cell.config.hold_out
         execute(cell.config, data=data, out=cell.folder.path, resume=True, device=device, insight=insight)
     except (NumericalError, Diverged) as error:  # a setting that diverges is a result, not a failure of the comparison
@@ -137,9 +137,10 @@ def _work(cell: Cell, device: str | None) -> None:
         write_error(cell.folder.path, cell.config, device, error)
 
 
-def _data_options(config: RunConfig) -> dict[str, object]:
-    """Of the method's options only those that change the data, so that one worker prepares equal data once."""
-    return {"name": config.method["name"]}
+def _data_settings(config: RunConfig) -> str:
+    """As JSON, only what the data depend on, so that one worker prepares equal data once."""
+    values = {"data": config.data, "seed": config.seed, "method": {"name": config.method["name"]}}
+    return RunConfig(**values).model_dump_json(exclude_unset=True)
 
 
 def _own_files(config: RunConfig) -> dict[str, str]:

@@ -17,7 +17,7 @@ from ntkfl.data import cifar, digits, femnist, mnist
 from ntkfl.data.arrays import Arrays, Bytes
 from ntkfl.data.dataset import Dataset
 from ntkfl.data.download import Remote, download, has_apt, unpack_package
-from ntkfl.data.table import Rows
+from ntkfl.data.table import TableRows
 from ntkfl.errors import DataError, unknown
 
 # Where distributions put datasets, e.g. Debian's dataset-fashion-mnist.
@@ -129,10 +129,10 @@ def load(name: str, folder: str | Path | None = None) -> Dataset:
     )
 
 
-def _rows(entry: CatalogEntry, images: Bytes, labels: NDArray[Any]) -> Rows:
+def _rows(entry: CatalogEntry, images: Bytes, labels: NDArray[Any]) -> TableRows:
     """Copies of what cannot be written to: torch has no read-only tensors."""
     x = torch.from_numpy(np.require(images, requirements=["C", "W"]))
-    return Rows(x, torch.from_numpy(labels.astype(np.int64)), entry.mean, entry.std)
+    return TableRows(x, torch.from_numpy(labels.astype(np.int64)), entry.mean, entry.std)
 
 
 def locate(name: str, folder: str | Path | None = None) -> Location | None:

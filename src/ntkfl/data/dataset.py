@@ -11,7 +11,7 @@ from torch import Tensor
 from ntkfl.data.federated import Federated
 from ntkfl.data.partitions import Partition
 from ntkfl.data.seeds import generator
-from ntkfl.data.table import Rows
+from ntkfl.data.table import TableRows
 from ntkfl.errors import ConfigError, DataError
 
 
@@ -24,8 +24,8 @@ class Dataset:
     """
 
     name: str
-    rows: Rows
-    test_rows: Rows
+    rows: TableRows
+    test_rows: TableRows
     classes: int | None
     writers: Tensor | None = None
     client_names: tuple[str, ...] = ()

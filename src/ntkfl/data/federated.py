@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ntkfl.data.moments import Moments, Standardization
 from ntkfl.data.seeds import generator
-from ntkfl.data.table import Rows, new_digest
+from ntkfl.data.table import TableRows, new_digest
 from ntkfl.errors import ConfigError, DataError
 
 
@@ -29,8 +29,8 @@ class Federated:
     """
 
     name: str
-    rows: Rows
-    test_rows: Rows
+    rows: TableRows
+    test_rows: TableRows
     indices: tuple[Tensor, ...]
     classes: int | None
     description: Mapping[str, Any]
@@ -173,7 +173,7 @@ class Federated:
         )
 
 
-def _standardized(rows: Rows, to: Standardization) -> Rows:
+def _standardized(rows: TableRows, to: Standardization) -> TableRows:
     """Bytes stay bytes: their own mean and std are changed."""
     if rows.x.dtype != torch.uint8:
         return replace(rows, x=to.standardize(rows.x))

@@ -115,34 +115,7 @@ def draw_test(rows: int) -> NDArray[np.bool_]:
     return test
 
 
-def read_rows(
-    path: Path,
-    columns: Columns = USUAL,
-    class_names: Sequence[str] = (),
-    feature_names: Sequence[str] = (),
-    *,
-    test: bool = False,
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """x [n, …] and y [n] of one client's file: all rows of a table, whatever `client` and `split` say; with `test`,
-    those for testing where the file says which are. Labels that are text must be among `class_names`: one client's file
-    need not hold every class. Where `feature_names` are given, a table has these columns, in any order, and x has them
-    in that of the names.
-    """
-    content = _read(path, columns, class_names, feature_names)
-    if content.class_names and not class_names:
-        raise DataError(
-            f"{path}: labels are text, such as {content.class_names[0][:40]!r}: list the classes, in the order of all "
-            "clients, in the run's setting class_names"
-        )
-    if content.test is not None and (test or path.suffix.lower() == ".npz"):
-        rows = content.test if test else ~content.test
-        if test and not rows.any():
-            raise DataError(f"{path}: all rows are for training, none for testing")
-        return content.x[rows], content.y[rows]
-    return content.x, content.y
-
-
-def _read(path: Path, names: Columns, class_names: Sequence[str], feature_names: Sequence[str] = ()) -> _Content:
+def _read(path: Path, names: Columns, class_names: Sequence[str]) -> _Content:
     if path.suffix.lower() == ".npz":
         return _read_npz(path, names, class_names)
     label, client, split = names.label or LABEL, names.client or CLIENT, names.split or SPLIT
@@ -160,8 +133,6 @@ def _read(path: Path, names: Columns, class_names: Sequence[str], feature_names:
     features = [name for name in columns if name not in (label, client, split)]
     if not features:
         raise DataError(f"{path} has no features: every column but {label!r}, {client!r} and {split!r} is one")
-    if feature_names:
-        features = _in_order(path, features, feature_names)
     hint = ", unless it says whose a row is (--client-column {0}) or is the label (--label-column {0})"
     x = np.stack([numbers(path, columns[name], hint.format(shlex.quote(name))) for name in features], axis=1)
     y, known = labels(path, columns[label], class_names)
@@ -170,24 +141,6 @@ def _read(path: Path, names: Columns, class_names: Sequence[str], feature_names:
         raise DataError(f"{path}: {rows_of(clients, '')} without a client in column {client!r}")
     test = _test_rows(path, split, columns[split].tolist()) if split in columns else None
     return _Content(x, y, clients, test, known, tuple(features))
-
-
-def _in_order(path: Path, found: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The features in the order of `names`; `DataError` where they are not the same: a network goes by position."""
-    wrong = [
-        f"{what} {listed(some)}"
-        for what, some in (
-            ("lacks", [name for name in names if name not in found]),
-            ("has besides", [name for name in found if name not in names]),
-        )
-        if some
-    ]
-    if wrong:
-        raise DataError(
-            f"{path} has other features than the run: it {' and '.join(wrong)}; name columns as the run does, and "
-            "leave others out (--label-column, --client-column and --split-column name those that are no features)"
-        )
-    return list(names)
 
 
 def _test_rows(path: Path, name: str, values: list[str]) -> NDArray[np.bool_]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -40,23 +39,17 @@ def from_folders(root: Path | str, read: Read, *, test: Path | str | None = None
     classes = sorted({group.name for folder in (*clients, held) for group in _folders(folder)})
     if len(classes) < 2:
         raise DataError(f"{root}: files lie in CLIENT/CLASS/FILE, and {len(classes)} classes were found")
-    parts = {folder: read_classes(folder, read, classes.index) for folder in (*clients, held)}
+    parts = {folder: _read_classes(folder, read, classes) for folder in (*clients, held)}
     named = {folder.name: parts[folder] for folder in clients}
     return from_clients(named, test=parts[held], class_names=classes, name=root.name, tokens=tokens)
 
 
-def read_classes(
-    folder: Path, read: Read, number: Callable[[str], int], only: Sequence[str] = ("",)
-) -> tuple[Array, Tensor]:
-    """Inputs and labels [n] of the files in a folder with a folder for each class, whose `number` its name tells; of
-    files whose names end as in `only`.
-    """
-    groups = [(group, number(group.name)) for group in _folders(folder)]
+def _read_classes(folder: Path, read: Read, classes: Sequence[str]) -> tuple[Array, Tensor]:
+    """Inputs and labels [n] of the files in a folder with a folder for each class; a label is the class's position."""
     named = [
-        (file, label)
-        for group, label in groups
+        (file, classes.index(group.name))
+        for group in _folders(folder)
         for file in sorted(p for p in group.iterdir() if p.is_file() and not p.name.startswith("."))
-        if file.name.lower().endswith(tuple(only))
     ]
     if not named:
         raise DataError(f"{folder} holds no files: they lie in a folder for each class")
@@ -70,30 +63,16 @@ def _folders(path: Path) -> list[Path]:
     return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-@dataclass(frozen=True)
-class Images:
-    """How bytes of images become inputs: shape (channels, height, width), a mean and a std a channel, class names; and
-    the names of a table's features, in order.
-    """
-
-    shape: tuple[int, ...]
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    classes: tuple[str, ...] = ()
-    features: tuple[str, ...] = ()
-
-    def read(self, files: Sequence[Path]) -> Tensor:
-        """Pictures of that shape as float32 [n, C, H, W], normalised."""
-        channels = self.shape[0]
-        mean, std = self.mean or (0.0,) * channels, self.std or (1.0,) * channels
-        if len(mean) != channels or len(std) != channels or min(std) <= 0:
-            raise DataError(f"mean and std must hold {channels} numbers each, std above 0")
-        return normalised(torch.from_numpy(np.stack([read_picture(file, self.shape) for file in files])), mean, std)
-
-
 def pictures(shape: Sequence[int], mean: Sequence[float] = (), std: Sequence[float] = ()) -> Read:
     """Reads pictures of one shape (channels, height, width): (bytes/255 − mean)/std, a number for each channel."""
-    return Images(tuple(shape), tuple(mean), tuple(std)).read
+    means, stds = tuple(mean) or (0.0,) * shape[0], tuple(std) or (1.0,) * shape[0]
+    if len(means) != shape[0] or len(stds) != shape[0] or min(stds) <= 0:
+        raise DataError(f"mean and std must hold {shape[0]} numbers each, std above 0")
+
+    def read(files: Sequence[Path]) -> Tensor:
+        return normalised(torch.from_numpy(np.stack([read_picture(file, shape) for file in files])), means, stds)
+
+    return read
 
 
 def read_picture(file: Path, shape: Sequence[int] | None = None) -> Bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -14,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 from ntkfl.data.dataset import Dataset as Whole
 from ntkfl.data.federated import Federated
 from ntkfl.data.partitions import Partition
-from ntkfl.data.table import Rows
-from ntkfl.data.torch_data import TorchData, read_torch
+from ntkfl.data.table import TableRows
+from ntkfl.data.torch_data import TorchData, read_torch, varies
 from ntkfl.errors import ConfigError, DataError, unknown
 
 Array: TypeAlias = Tensor | NDArray[Any]
@@ -66,11 +67,11 @@ def from_clients(
 
     *parts, (_, test_x, test_y) = pairs
     ends = np.cumsum([len(y) for _, _, y in parts])
-    rows = Rows(torch.cat([x for _, x, _ in parts]), torch.cat([y for _, _, y in parts]))
+    rows = TableRows(torch.cat([x for _, x, _ in parts]), torch.cat([y for _, _, y in parts]))
     return Federated(
         name=name,
         rows=rows,
-        test_rows=Rows(test_x, test_y),
+        test_rows=TableRows(test_x, test_y),
         indices=tuple(torch.arange(end - len(y), end) for end, (_, _, y) in zip(ends, parts, strict=True)),
         classes=known,
         description={"dataset": name},
@@ -116,6 +117,12 @@ def _is_pair(value: tuple[Any, ...]) -> bool:
 def read_source(who: str, source: Source, tokens: bool = False) -> tuple[Tensor, Tensor]:
     """A client's samples, checked: see `checked_pair`."""
     if isinstance(source, Dataset | DataLoader):
+        if varies(source):
+            warnings.warn(
+                "items of a torch Dataset change when they are read again, as those of a random transform do: they are "
+                "read once, so that every round trains on one draw of each and nothing is augmented",
+                stacklevel=2,
+            )
         source = read_torch(who, source)
     return checked_pair(who, source, tokens)
 

@@ -1,6 +1,4 @@
-"""What is odd about a table: columns so much larger than others that training would go by them, and classes and clients
-with one row, which often are a misspelt name.
-"""
+"""Columns of a table that are so much larger than others that training would go by them."""
 
 from __future__ import annotations
 
@@ -50,22 +48,3 @@ def scale_advice(fed: Federated, hides: bool) -> list[str]:
         f"columns are of very different or very large scale, {shown(columns)}: {what}, and leave out a column that "
         "is a number of the row or of a person"
     ]
-
-
-def single_rows(fed: Federated) -> list[str]:
-    """A line on classes, and one on clients, that a table has one row of."""
-    if not fed.feature_names:
-        return []
-    groups = [("client", "clients", fed.client_names, fed.sizes)]
-    if fed.class_names:
-        counts = torch.bincount(torch.cat([fed.rows.y, fed.test_rows.y]), minlength=len(fed.class_names)).tolist()
-        groups.insert(0, ("class", "classes", fed.class_names, counts))
-    lines = []
-    for one, many, names, sizes in groups:
-        single = [repr(name) for name, size in zip(names, sizes, strict=False) if size == 1]
-        if single:
-            shown_names = ", ".join(single[:_NAMED]) + (" …" if len(single) > _NAMED else "")
-            lines.append(
-                f"{len(single)} {one if len(single) == 1 else many} with 1 row ({shown_names}): a misspelt name?"
-            )
-    return lines

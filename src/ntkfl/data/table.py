@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Rows:
+class TableRows:
     """Inputs x (uint8 [N, C, H, W], or float32 [N, ...] ready for use) and targets y (int64 [N], or float32 [N, d2]).
 
     Bytes stay bytes until rows are asked for: float32 would be four times as large, and clients may share rows.
@@ -26,7 +26,7 @@ class Rows:
     std: tuple[float, ...] = ()
 
     def __repr__(self) -> str:
-        return f"Rows(x {list(self.x.shape)}, y {list(self.y.shape)})"
+        return f"TableRows(x {list(self.x.shape)}, y {list(self.y.shape)})"
 
     def __len__(self) -> int:
         return len(self.y)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable, Sized
 from itertools import starmap
 from typing import Any, TypeAlias
 
@@ -15,13 +14,16 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from ntkfl.errors import DataError
 
 TorchData: TypeAlias = Dataset[Any] | DataLoader[Any]
+Pair: TypeAlias = Callable[[Any], tuple[Any, Any]]
 _READ_TWICE = 8  # items
 _ADVICE = "every item must be a pair (x, y): wrap the dataset in one whose items are (docs/data.md has an example)"
 
 
-def read_torch(who: str, source: TorchData) -> tuple[Tensor, Tensor]:
-    """x [n, ...] and y [n] or [n, d2] of one pass: items of a Dataset, batches of a DataLoader. `who` is for errors."""
-    if isinstance(source, TensorDataset) and len(source.tensors) == 2:
+def read_torch(who: str, source: TorchData, pair: Pair | None = None) -> tuple[Tensor, Tensor]:
+    """x [n, ...] and y [n] or [n, d2] of one pass: items of a Dataset, batches of a DataLoader. `who` is for errors;
+    `pair` makes (x, y) of an item or batch that is something else, such as a dictionary.
+    """
+    if isinstance(source, TensorDataset) and len(source.tensors) == 2 and pair is None:
         return source.tensors[0], source.tensors[1]
     batched = isinstance(source, DataLoader) and source.batch_sampler is not None
     kind = "batch" if batched else "item"
@@ -29,6 +31,7 @@ def read_torch(who: str, source: TorchData) -> tuple[Tensor, Tensor]:
     ys: list[Tensor] = []
     for number, item in enumerate(_items(who, source)):
         at = f"{who}: {kind} {number}"
+        item = item if pair is None else pair(item)
         if not isinstance(item, tuple | list) or len(item) != 2:
             shown = f"{len(item)} parts" if isinstance(item, tuple | list) else f"a {type(item).__name__}"
             raise DataError(f"{at} is {shown}; {_ADVICE}")
@@ -46,17 +49,11 @@ def read_torch(who: str, source: TorchData) -> tuple[Tensor, Tensor]:
         ys.append(y)
     if not xs:
         raise DataError(f"{who} has no samples")
-    if _varies(source):
-        warnings.warn(
-            "items of a torch Dataset change when they are read again, as those of a random transform do: they are "
-            "read once, so that every round trains on one draw of each and nothing is augmented",
-            stacklevel=2,
-        )
     join = torch.cat if batched else torch.stack
     return join(xs), join(ys)
 
 
-def _varies(source: TorchData) -> bool:
+def varies(source: TorchData, pair: Pair | None = None) -> bool:
     """Whether a few items, read twice, differ. Not of what can only be iterated: it may give every item once alone."""
     items = source.dataset if isinstance(source, DataLoader) else source
     if isinstance(items, IterableDataset | TensorDataset) or not isinstance(items, Sized):
@@ -66,6 +63,10 @@ def _varies(source: TorchData) -> bool:
     try:
         with torch.random.fork_rng(devices=[]):  # what its user draws later stays as it is
             once, again = (collate([items[i] for i in chosen]) for _ in range(2))
+            if pair is not None and isinstance(source, DataLoader):
+                once, again = pair(once), pair(again)
+            elif pair is not None:
+                once, again = ([pair(item) for item in read] for read in (once, again))
         return not all(starmap(_equal, zip(once, again, strict=True)))
     except Exception:  # a sampler of other keys than 0, 1, …: it was read, and cannot be read so
         return False

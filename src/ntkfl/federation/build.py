@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,49 +12,19 @@ from torch import nn
 from ntkfl.data import Federated
 from ntkfl.data.files import NUMBERS, UNKNOWN, is_data_file
 from ntkfl.data.sources import is_own, open_dataset
-from ntkfl.errors import ConfigError, unknown
-from ntkfl.federation.config import ModelConfig, RunConfig, own_method
+from ntkfl.errors import ConfigError
+from ntkfl.federation.config import ModelConfig, RunConfig, describe_method, describe_settings
 from ntkfl.federation.seeds import derive
-from ntkfl.methods import METHODS, Method
 from ntkfl.models import MODELS, digest, head, lora
-from ntkfl.options import written
 from ntkfl.tangent.losses import loss_name
 from ntkfl.user_code import find_factory
 from ntkfl.version import __version__
 
 
-def method_class(options: Mapping[str, Any]) -> type[Method]:
-    """The class of a method by its name; a user's own is imported, which whoever calls this has allowed."""
-    name = options.get("name")
-    if own_method(options):
-        kind = find_factory(str(name))
-        if not (isinstance(kind, type) and issubclass(kind, Method)):
-            raise ConfigError(f"{name!r} is no method: a class that derives from ntkfl.methods.Method is needed")
-        return kind
-    if not isinstance(name, str) or name not in METHODS:
-        raise unknown("method", name, (*METHODS, "package.module:Class"))
-    return METHODS[name]
-
-
-def build_method(options: Mapping[str, Any]) -> Method:
-    """A method from its name and options; a user's own class is imported, which whoever calls this has allowed."""
-    kind = method_class(options)
-    try:
-        return kind(**{k: v for k, v in options.items() if k != "name"})
-    except TypeError as error:  # a class that lacks a part of a method
-        raise ConfigError(f"method {options.get('name')!r} cannot be made: {error}") from None
-
-
-def describe_method(method: Method) -> dict[str, Any]:
-    """Name and options, from which `build_method` makes it again; in types that JSON has."""
-    return {"name": method.name} | written(method)
-
-
 def build_model(config: RunConfig, data: Federated) -> nn.Module:
     """The network for these clients, with its first weights."""
-    method = build_method(config.method)
-    shape = method.model_input_shape(data.input_shape)
-    model = build_network(config.model.suited(method), shape, data.output_dim, config.seed)
+    shape = config.settled[0].model_input_shape(data.input_shape)
+    model = build_network(config.model.suited(config.built_method), shape, data.output_dim, config.seed)
     return model.to(getattr(torch, config.precision))
 
 
@@ -90,7 +60,9 @@ def _adapted(
     if not isinstance(backbone, nn.Module):
         raise ConfigError(f"backbone {config.backbone!r} must give an nn.Module, not {type(backbone).__name__}")
     if config.digest is not None and (found := digest(backbone)) != config.digest:
-        raise ConfigError(f"the backbone's weights are others than agreed on: {found[:12]}…, not {config.digest[:12]}…")
+        raise ConfigError(
+            f"the backbone's weights differ from the agreed ones: {found[:12]}…, not {config.digest[:12]}…"
+        )
     if config.lora is not None:
         backbone = lora(backbone, config.lora_rank or 8, config.lora)
     given = {name: getattr(config, name) for name in ("trainable", "drop", "pool", "also")}
@@ -110,7 +82,7 @@ def load_data(config: RunConfig) -> Federated:
 
 
 def _load_data(config: RunConfig) -> Federated:
-    fraction = float(getattr(build_method(config.method), "shared_fraction", 0.0))
+    fraction = float(getattr(config.built_method, "shared_fraction", 0.0))
     if config.data.own:
         return _own_clients(config.data.dataset, fraction)
     dataset, shared = open_dataset(config.data.dataset, config.data.columns, _targets(config)), None
@@ -128,7 +100,7 @@ def _targets(config: RunConfig) -> str | None:
     """What whole numbers of a file are, where nobody said it: by the loss, unless that is its user's own."""
     if config.data.targets or not is_data_file(config.data.dataset):
         return config.data.targets
-    return {"mse": NUMBERS, "ce": None}.get(loss_name(build_method(config.method).loss), UNKNOWN)
+    return {"mse": NUMBERS, "ce": None}.get(loss_name(config.built_method.loss), UNKNOWN)
 
 
 def _own_clients(name: str, shared_fraction: float) -> Federated:
@@ -142,8 +114,8 @@ def _own_clients(name: str, shared_fraction: float) -> Federated:
 
 def spelled_out(config: RunConfig) -> dict[str, Any]:
     """What config.toml holds: every setting, defaults included."""
-    method = build_method(config.method)
-    values = config.model_dump(mode="json", exclude={"method", "model", "byzantine"})
+    method = config.built_method
+    values = config.model_dump(mode="json", exclude={"method", "model", "byzantine", "privacy", "robust"})
     values["data"] = {name: value for name, value in values["data"].items() if value is not None}
     if config.data.own:  # the rest says how others are dealt
         values["data"] = {"dataset": config.data.dataset, "standardize": config.data.standardize}
@@ -154,4 +126,5 @@ def spelled_out(config: RunConfig) -> dict[str, Any]:
         **({} if config.byzantine is None else {"byzantine": config.byzantine.model_dump(mode="json")}),
         "model": config.model.suited(method).model_dump(mode="json"),
         "method": describe_method(method),
+        **describe_settings(*config.settled),
     }

@@ -12,7 +12,7 @@ from ntkfl.progress import percent
 _ROUNDS, _WORSE = 5, 1.05  # after so many rounds, so many times a constant's loss is a failure
 _EXPLODED = 10.0  # and before
 _NEAR = 0.02  # of accuracy: as good as a constant's
-_STEP = ("lr", "server_lr", "local_steps", "local_epochs", "time", "mu", "delta", "damping", "penalty", "epsilon")
+_STEP = ("lr", "server_lr", "local_steps", "local_epochs", "time", "mu", "delta", "damping", "penalty")
 
 
 def warning(history: Sequence[Record], constant: Mapping[str, Any] | None, method: Method) -> str:
@@ -47,7 +47,6 @@ def advice(method: Method, steps: str = "shorter") -> str:
     """Options of this method that say how far a round moves the weights."""
     options = method.model_dump()
     unused = {"lr"} if options.get("scheme") == "flow" else set()
-    unused |= {"epsilon", "delta"} if {"epsilon", "delta"} <= options.keys() else set()  # of privacy
     values = {name: options[name] for name in _STEP if name in options and name not in unused}
     named = [f"{name} (now {value:g})" for name, value in values.items() if isinstance(value, int | float)]
     which = f": {', '.join(named)}" if named else ""

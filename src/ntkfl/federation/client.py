@@ -1,28 +1,24 @@
-"""One client, wherever it runs: it draws a round's samples, answers what the server asks, and keeps its memory.
-
-A simulation makes many of them in one process; a deployment one per machine.
-"""
+"""One client, wherever it runs: it draws a round's samples, answers what the server asks, and keeps its memory."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
 from torch import Tensor
 
-from ntkfl.errors import DataError
-from ntkfl.federation.evaluation import counts
+from ntkfl.errors import ConfigError
 from ntkfl.federation.seeds import derive
 from ntkfl.methods import ClientRound, Method, State, Task
-from ntkfl.methods.batchnorm import NAME, answer, load_statistics, statistics
+from ntkfl.methods.replies import Reply
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.subsample import subsample
 from ntkfl.wire import Message
 
 Batch = tuple[Tensor, Tensor]
-Answer = Callable[[Method, Task, Message, Sequence[ClientRound]], list[Message]]
+Answer = Callable[[Method, Task, Message, ClientRound], Reply]
 
 
 class ClientRandomness(Protocol):
@@ -80,9 +76,22 @@ class LatestMemory:
         self.state = memory
 
 
+def honest(method: Method, task: Task, question: Message, client: ClientRound) -> Reply:
+    """The method's answer, if it is one that the method declares."""
+    reply, kind = method.answer(task, question, client), method.replies.get(question.kind)
+    if kind is None:
+        raise ConfigError(f"{method.name}: `replies` must name a type for each question; {question.kind!r} has none")
+    if not isinstance(reply, kind):
+        raise ConfigError(f"{method.name}: `answer` must return a {kind.__name__}, not {reply!r:.80}")
+    for name, array in reply.arrays.items():
+        if not isinstance(array, Tensor):
+            raise ConfigError(f"{method.name}: {name!r} in a reply must be a tensor, not {array!r:.60}")
+    return reply
+
+
 class Client:
     """Client `number`. `data` gives its samples as the network gets them, already projected; with `rows`, no more than
-    that many are used in a round. `respond` is the method's `answer`, or that of a client that cheats.
+    that many are used in a round. `respond` is the method's answer, or that of a client that cheats.
     """
 
     def __init__(
@@ -95,66 +104,43 @@ class Client:
         *,
         memory: Memory | None = None,
         rows: int | None = None,
-        respond: Answer = answer,
+        respond: Answer = honest,
     ) -> None:
         self.number, self.task, self.method, self.data = number, task, method, data
         self.randomness, self.memory, self.rows, self.respond = randomness, memory or LatestMemory(), rows, respond
-        self._at: Hashable = None  # the round and the attempt at it that `_round` is of
-        self._round: ClientRound | None = None
+        self._at: int | None = None  # the round that `_client` is of
+        self._client: ClientRound | None = None
         self._answered: set[str] = set()
 
-    def at(self, round: int, attempt: Hashable = None) -> ClientRound:
-        """This client as it is in the round: its samples are drawn once for each attempt at it."""
-        if self._round is None or self._at != (round, attempt):
+    def at(self, round: int) -> ClientRound:
+        """This client as it is in the round: its samples are drawn once."""
+        if self._client is None or self._at != round:
             x, y = self.data()
             drawn = self.drawn(round, len(y))
             if len(drawn) < len(y):
                 x, y = x[drawn.to(x.device)], y[drawn.to(y.device)]
             memory = self.memory.before(round)
-            self._round = ClientRound(self.number, x, y, self.randomness.of_round(round), memory)
-            self._at, self._answered = (round, attempt), set()
-        return self._round
+            self._client = ClientRound(self.number, x, y, self.randomness.of_round(round), memory)
+            self._at, self._answered = round, set()
+        return self._client
 
     def drawn(self, round: int, samples: int) -> Tensor:
         """Which of its samples it uses in the round, int64 [n]."""
-        return subsample(samples, self.method.subsample_rate, self.randomness.subsampling(round), self.rows)
+        return subsample(samples, self.task.privacy.subsample_rate, self.randomness.subsampling(round), self.rows)
 
-    def answer(self, message: Message, attempt: Hashable = None) -> Message:
-        """The reply to a message of the server. A question that comes again, as after the server's restart, finds the
-        memory that the round began with.
+    def answer(self, question: Message) -> Message:
+        """The reply to a question of the server. One that comes again, as after the server's restart, finds the memory
+        that the round began with.
         """
-        client = self.at(message.round, attempt)
-        if message.kind in self._answered:
-            client = self._round = replace(client, memory=self.memory.before(message.round), statistics=None)
+        client = self.at(question.round)
+        if question.kind in self._answered:
+            client = self._client = replace(client, memory=self.memory.before(question.round))
             self._answered = set()
-        self._answered.add(message.kind)
-        (reply,) = self.respond(self.method, self.task, message, [client])
-        self.memory.keep(message.round, client.memory)
-        return reply.here()
-
-    def evaluate(self, message: Message) -> Message:
-        """How well the weights in the message do on all of its samples, as counts."""
-        own = statistics(self.task.model)
-        if NAME in message.arrays and own:
-            size = sum(value.numel() for value in own.values())
-            load_statistics(self.task.model, message.take(NAME, (size,), self.task.like))
-        return counts(self.task, message, *self.data())
+        self._answered.add(question.kind)
+        reply = self.respond(self.method, self.task, question, client)
+        self.memory.keep(question.round, client.memory)
+        return reply.message(question.round)
 
     def rest(self) -> None:
         """Let go of the round's samples."""
-        self._at = self._round = None
-
-
-def check_data(x: Tensor, y: Tensor, inputs: tuple[int, ...], outputs: int) -> None:
-    """`DataError` unless x is [n, *inputs], and y classes [n] below `outputs` or real [n, outputs]."""
-    if len(x) == 0 or len(x) != len(y):
-        raise DataError(f"{len(x)} inputs and {len(y)} labels: at least one, and as many of one as of the other")
-    if tuple(x.shape[1:]) != inputs:
-        raise DataError(f"inputs of shape {list(x.shape[1:])}; the run's terms say {list(inputs)}")
-    if not bool(x.isfinite().all()):
-        raise DataError("an input is not finite")
-    if y.is_floating_point():
-        if y.ndim != 2 or y.shape[1] != outputs or not bool(y.isfinite().all()):
-            raise DataError(f"real targets must be finite and of shape [n, {outputs}], got {list(y.shape)}")
-    elif y.ndim != 1 or not 0 <= int(y.min()) <= int(y.max()) < outputs:
-        raise DataError(f"labels must be whole numbers from 0 to {outputs - 1}, one per sample")
+        self._at = self._client = None

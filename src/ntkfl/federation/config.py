@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,11 +15,19 @@ from ntkfl.data.files import Columns, is_data_file
 from ntkfl.data.partitions import PARTITIONS, Partition, make
 from ntkfl.data.sources import FORMS, is_own
 from ntkfl.errors import ConfigError, unknown
-from ntkfl.methods import Method
+from ntkfl.federation.byzantine import Byzantine
+from ntkfl.methods import METHODS, Method
+from ntkfl.methods.base import suited_model
+from ntkfl.methods.combinations import settle
+from ntkfl.methods.robust import Robust
 from ntkfl.models import MODELS
-from ntkfl.options import Options
+from ntkfl.options import NONE, Options, written
+from ntkfl.privacy.settings import Privacy
 from ntkfl.safe_parse import read_toml
-from ntkfl.user_code import is_code, refuse_code
+from ntkfl.user_code import find_factory, is_code, refuse_code
+
+# What a run's config.toml says besides its settings.
+NOTED = ("ntkfl", "shape", "promises", "names", "standardization", "constant")
 
 
 class DataConfig(Options):
@@ -152,51 +161,8 @@ class ModelConfig(Options):
         """With what suits the method, and defaults spelled out, where nothing was said."""
         if self.name != "mlp":  # what suits methods are options of a perceptron
             return self
-        suits = {"hidden": _HIDDEN, "gain": 1.0, "bias": 0.0, **method.model_defaults}
+        suits = {"hidden": _HIDDEN, "gain": 1.0, "bias": 0.0, **suited_model(method)}
         return ModelConfig(**{**suits, **self.model_dump(exclude_none=True)})
-
-
-ATTACKS: Mapping[str, str] = {
-    "wrong-labels": "samples of every class are called by the next one's name",
-    "scaled-inputs": "inputs are `scale` times what they are",
-    "scaled-outputs": "outputs are sent as `scale` times what they are (NTK-FL)",
-    "flood": "samples are sent `scale` times over; through a shuffler, as often as fills a client's rows (NTK-FL)",
-    "scaled-labels": "labels are sent as `scale` times what they are; of averaging methods, trained on so",
-    "random": "Jacobians, or updates, are random, `scale` times as large as the true ones",
-    "sign-flip": "Jacobians, or updates, are −`scale` times the true ones",
-    "false-losses": "losses of candidates favour the worst one alone (NTK-FL)",
-    "shortest-flow": "losses of candidates favour the first one alone (NTK-FL)",
-    "longest-flow": "losses of candidates favour the last one alone (NTK-FL)",
-    "not-finite": "every number is NaN",
-    "extreme": "every number is 1e30 times what it is",
-}
-
-
-# What clients of any method can mount.
-_ANY_METHOD = frozenset({"wrong-labels", "scaled-inputs", "not-finite", "extreme"})
-
-
-class Byzantine(Options):
-    """Which attack, by what part of all clients; several at once are joined by a plus."""
-
-    kind: str = Field(description=", ".join(ATTACKS) + "; several as wrong-labels+flood")
-    fraction: float = Field(0.1, gt=0, lt=1, description="part of all clients that are Byzantine")
-    scale: float = Field(1.0, gt=0, description="how far the corruption is scaled, where it is")
-
-    def model_post_init(self, _: object) -> None:
-        for kind in self.kinds:
-            if kind not in ATTACKS:
-                raise unknown("kind of attack", kind, ATTACKS)
-
-    @property
-    def kinds(self) -> frozenset[str]:
-        return frozenset(self.kind.split("+"))
-
-    def check(self, method: Method) -> None:
-        """`ConfigError` for an attack that clients of this method have no way to mount."""
-        for kind in sorted(self.kinds - _ANY_METHOD - method.attacks):
-            able = ", ".join(sorted(_ANY_METHOD | method.attacks))
-            raise ConfigError(f"clients of {method.name} have no way to mount {kind!r}: valid are {able}")
 
 
 class RunConfig(Options):
@@ -211,10 +177,9 @@ class RunConfig(Options):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "ntk-fl"})
-    byzantine: Byzantine | None = Field(
-        None,
-        description="clients that corrupt what they reply: simulations alone",
-    )
+    privacy: Privacy = Privacy()
+    robust: Robust | Literal["on"] = Robust()
+    byzantine: Byzantine | None = Field(None, description="clients that corrupt what they reply: simulations alone")
 
     @staticmethod
     def read(path: Path, *, allow_code: bool = False) -> RunConfig:
@@ -228,7 +193,7 @@ class RunConfig(Options):
                 f"{path} is of a run made from Python: its model and data have no names to rebuild them by; there, "
                 "ntkfl.Run.load(folder, model) loads it"
             )
-        for noted in ("ntkfl", "shape", "privacy", "names", "standardization", "constant"):
+        for noted in NOTED:
             values.pop(noted, None)
         config = RunConfig(**values)
         if not allow_code:
@@ -242,15 +207,61 @@ class RunConfig(Options):
         there = max(1, clients - self.hold_out)
         return self.model_copy(update={"clients_per_round": min(self.clients_per_round, there)})
 
+    @cached_property
+    def built_method(self) -> Method:
+        """The method. A user's own class is imported, which whoever asks has allowed."""
+        return build_method(self.method)
+
+    @cached_property
+    def settled(self) -> tuple[Privacy, Robust]:
+        """The settings of privacy and robustness, those of the method where nothing was said, checked against it."""
+        return settle(self.built_method, self.privacy, self.robust)
+
     @property
     def code(self) -> list[str]:
         """Names of a user's own code in it, which `build.py` imports and calls."""
         return [*self.model.code, *method_code(self.method), *([self.data.dataset] if self.data.own else [])]
 
 
-def own_method(options: Mapping[str, Any]) -> bool:
-    """Whether these options are of a user's own method, `package.module:Class`."""
-    return is_code(options.get("name"))
+def method_class(options: Mapping[str, Any]) -> type[Method]:
+    """The class of a method by its name; a user's own is imported, which whoever calls this has allowed."""
+    name = options.get("name")
+    if is_code(name):
+        kind = find_factory(str(name))
+        if not (isinstance(kind, type) and issubclass(kind, Method)):
+            raise ConfigError(f"{name!r} is no method: a class that derives from ntkfl.methods.Method is needed")
+        return kind
+    if not isinstance(name, str) or name not in METHODS:
+        raise unknown("method", name, (*METHODS, "package.module:Class"))
+    return METHODS[name]
+
+
+def build_method(options: Mapping[str, Any]) -> Method:
+    """A method from its name and options; a user's own class is imported, which whoever calls this has allowed."""
+    kind = method_class(options)
+    sections = {"privacy": Privacy.model_fields, "robust": Robust.model_fields}
+    for name in sorted(options.keys() - kind.model_fields.keys()):
+        for section, settings in sections.items():
+            if name in settings:
+                raise ConfigError(f"{name} is a setting of [{section}], not an option of {kind.name}")
+    try:
+        return kind(**{k: v for k, v in options.items() if k != "name"})
+    except TypeError as error:  # a class that lacks a part of a method
+        raise ConfigError(f"method {options.get('name')!r} cannot be made: {error}") from None
+
+
+def describe_method(method: Method) -> dict[str, Any]:
+    """Name and options, from which `build_method` makes it again; in types that JSON has."""
+    return {"name": method.name} | written(method)
+
+
+def describe_settings(privacy: Privacy, robust: Robust) -> dict[str, Any]:
+    """The sections `[privacy]` and `[robust]` in types that TOML has, with every setting."""
+    sections = {"privacy": privacy.model_dump(mode="json"), "robust": robust.model_dump(mode="json")}
+    return {
+        section: {name: NONE if value is None else value for name, value in values.items()}
+        for section, values in sections.items()
+    }
 
 
 def method_code(options: Mapping[str, Any]) -> list[str]:

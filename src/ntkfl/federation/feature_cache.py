@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from ntkfl.atomic import write_atomically
 from ntkfl.data.catalog import cache_folder
-from ntkfl.methods import Method
 from ntkfl.models import digest
 from ntkfl.models.backbone import Adapted
+from ntkfl.privacy.settings import Privacy
 
 _NAME = "features"
 _AGREE = 1e-3  # how far the row computed anew may be off, relative: other batch sizes and threads round otherwise
@@ -116,7 +116,7 @@ class FeatureCache:
 
 def split_frozen(
     model: nn.Module,
-    method: Method,
+    privacy: Privacy,
     folder: Path | None,
     device: torch.device | None = None,
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
@@ -126,7 +126,7 @@ def split_frozen(
     The trained weights are the same numbers in the same order either way. Where inputs are projected, what the backbone
     gets changes with the run's secret: nothing is cached.
     """
-    if not isinstance(model, Adapted) or not model.frozen or method.projected_dim is not None:
+    if not isinstance(model, Adapted) or not model.frozen or privacy.projected_dim is not None:
         return model, None
     front = model.backbone
     held = (*front.parameters(), *front.buffers())  # some backbones have buffers alone

@@ -18,7 +18,7 @@ from ntkfl.data import Federated
 from ntkfl.federation.local import SimulatedClients
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.methods import State
-from ntkfl.methods.batchnorm import NAME, load_statistics
+from ntkfl.methods.batchnorm import STATISTICS, load_statistics
 from ntkfl.tangent import jacobian, plan_jacobian
 from ntkfl.tangent.parameters import load_flat
 from ntkfl.threads import one_thread
@@ -63,8 +63,8 @@ def spectra(
     begun, last = history[0], history[-1]
     found: list[dict[str, object]] = [{"label": "round 1", "values": spectrum(network, inputs_of(clients, begun))}]
     load_flat(network, state["weights"])
-    if NAME in state:
-        load_statistics(network, state[NAME])
+    if STATISTICS in state:
+        load_statistics(network, state[STATISTICS])
     values = spectrum(network, inputs_of(clients, last))
     return [*found, {"label": f"after round {done}", "values": values}]
 

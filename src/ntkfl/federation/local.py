@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,18 +11,16 @@ import torch
 from ntkfl.data import Federated
 from ntkfl.errors import ConfigError
 from ntkfl.federation.byzantine import ByzantineClients
-from ntkfl.federation.client import Answer, Batch, Client, LatestMemory, Memory, SeededRandomness
+from ntkfl.federation.client import Answer, Batch, Client, SeededRandomness, honest
 from ntkfl.federation.feature_cache import FeatureCache
-from ntkfl.federation.transcript import Transcript, TranscriptRecorder
+from ntkfl.federation.transcript import OnTranscript, TranscriptRecorder
 from ntkfl.federation.transport import Traffic, Transport
-from ntkfl.methods import ClientRound, Method, State, Task
+from ntkfl.methods import Method, State, Task
 from ntkfl.methods.base import Outgoing
-from ntkfl.methods.batchnorm import answer
+from ntkfl.methods.replies import Reply
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.subsample import equal_rows
 from ntkfl.wire import Message
-
-_MOMENTS = "moments"
 
 
 class SimulatedClients:
@@ -35,15 +33,14 @@ class SimulatedClients:
         method: Method,
         seed: int,
         secret: RunSecret | None = None,
-        respond: Answer = answer,
-        memory: Callable[[int], Memory] = lambda number: LatestMemory(),
+        respond: Answer = honest,
         features: FeatureCache | None = None,
     ) -> None:
-        self.fed, self.task, self.method, self.seed, self.features = fed, task, method, seed, features
-        self.respond, self._memory = respond, memory
+        self.fed, self.task, self.method, self.seed = fed, task, method, seed
+        self.respond, self.features = respond, features
         self.secret = secret or RunSecret.simulated(seed)
-        self.projection = method.make_projection(self.secret, fed.input_shape)
-        self.rows = equal_rows(fed.sizes, method.subsample_rate)
+        self.projection = task.privacy.make_projection(self.secret, fed.input_shape)
+        self.rows = equal_rows(fed.sizes, task.privacy.subsample_rate)
         self._clients: dict[int, Client] = {}
 
     def __len__(self) -> int:
@@ -51,14 +48,14 @@ class SimulatedClients:
 
     def __getitem__(self, number: int) -> Client:
         if number not in self._clients:
+            sampled = any(reply.sampled for reply in self.method.replies.values())
             self._clients[number] = Client(
                 number,
                 self.task,
                 self.method,
                 lambda: self.place(self.fed.client(number)),
                 SeededRandomness(self.seed, number),
-                memory=self._memory(number),
-                rows=self.rows if self.method.shuffle and self.method.sampled else None,
+                rows=self.rows if self.task.privacy.shuffle and sampled else None,
                 respond=self.respond,
             )
         return self._clients[number]
@@ -71,10 +68,8 @@ class SimulatedClients:
         elif self.projection is not None:
             raise ConfigError("tokens cannot be projected: leave projected_dim out")
         x = x if self.projection is None else self.projection(x)
-        return (
-            x if self.features is None else self.features(x),
-            y.to(like.device, like.dtype if y.is_floating_point() else y.dtype),
-        )
+        x = x if self.features is None else self.features(x)
+        return x, y.to(like.device, like.dtype if y.is_floating_point() else y.dtype)
 
     def memories(self) -> State:
         """What clients keep between rounds, as a checkpoint holds it."""
@@ -91,28 +86,17 @@ class SimulatedClients:
             self[client].memory.keep(0, memory)
 
 
-def through_bytes(answers: list[Message]) -> list[tuple[Message, int]]:
-    """Each answer after its way through bytes, and how many they were. Answers are let go as they are sent, since
-    uploads are large.
-    """
-    sent = []
-    while answers:
-        payload = answers.pop(0).encode()
-        sent.append((Message.decode(payload), len(payload)))
-    return sent
-
-
 class LocalTransport(Transport):
     """To the clients of this process, all of which can be asked."""
 
     def __init__(self, clients: SimulatedClients, byzantine: ByzantineClients | None = None) -> None:
         self.clients, self.byzantine = clients, byzantine
-        self._standardized = clients.fed.standardization is None  # or what it took counts in round 1
-        self.record((), lambda transcript: None)
-        self._round, self._rounds = 0, dict[int, ClientRound]()
+        self._standardized = clients.fed.standardization is None  # or what it took counts in the first exchange
+        self._recorded: frozenset[int] = frozenset()
         self._recorder: TranscriptRecorder | None = None
+        self._cohort: Sequence[int] = ()
 
-    def record(self, rounds: Collection[int], on_transcript: Callable[[Transcript], None]) -> None:
+    def record(self, rounds: Collection[int], on_transcript: OnTranscript) -> None:
         """Tell `on_transcript` every message of these rounds."""
         self._recorded, self._on_transcript = frozenset(rounds), on_transcript
 
@@ -120,28 +104,37 @@ class LocalTransport(Transport):
         return range(len(self.clients))
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
-        self._round, self._rounds = round, {number: self.clients[number].at(round) for number in cohort}
-        self._recorder = TranscriptRecorder(round, cohort) if round in self._recorded else None
+        self._cohort = cohort
+        shuffled = self.clients.task.privacy.shuffle
+        self._recorder = TranscriptRecorder(round, cohort, shuffled) if round in self._recorded else None
+        self._standardized = self._standardized or round > 1
 
-    def exchange(self, message: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
-        began = time.perf_counter()
-        if self._round == 1 and not self._standardized:
+    def exchange(self, question: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
+        began, received = time.perf_counter(), list[Message]()
+        if not self._standardized:
             self._count_moments(traffic)
-        if isinstance(message, Message):
-            answers = self._ask(message, cohort, traffic)
-        else:
-            answers = [reply for number in cohort for reply in self._ask(message[number], [number], traffic)]
-        for number in cohort:
-            self.clients[number].memory.keep(self._round, self._rounds[number].memory)
-        traffic.client_seconds += time.perf_counter() - began
+        # All clients receive the same bytes, unless each has a question of its own: decoding once stands for all.
+        asked = payload = None
+        if isinstance(question, Message):
+            payload = question.encode()
+            asked = Message.decode(payload)
         if self._recorder:
-            answers = [reply.here() for reply in answers]
-            self._recorder.asked(self.clients.method, message, answers)
-        replies = []
-        for reply, size in through_bytes(answers):
-            replies.append(reply)
-            traffic.uplink[reply.kind] += size
-        return replies
+            self._recorder.asked(question)
+        for number in cohort:
+            if not isinstance(question, Message):
+                payload = question[number].encode()
+                asked = Message.decode(payload)
+            assert asked is not None
+            assert payload is not None
+            traffic.downlink[asked.kind] += len(payload)
+            reply = self.clients[number].answer(asked)
+            if self._recorder:
+                self._recorder.sent(self.clients.method, asked.kind, number, reply)
+            answer = reply.encode()
+            traffic.uplink[reply.kind] += len(answer)
+            received.append(Message.decode(answer))
+        traffic.client_seconds += time.perf_counter() - began
+        return received
 
     def _count_moments(self, traffic: Traffic) -> None:
         """What standardising inputs took: moments from every client, and mean and std back."""
@@ -149,26 +142,19 @@ class LocalTransport(Transport):
         assert moments is not None
         told = {"samples": moments.samples, "sums": moments.sums, "squares": moments.squares}
         heard = {"mean": moments.mean, "std": moments.std}
-        traffic.uplink[_MOMENTS] += len(Message("update", 0, told).encode()) * len(self.clients)
-        traffic.downlink[_MOMENTS] += len(Message("weights", 0, heard).encode()) * len(self.clients)
+        traffic.uplink["moments"] += len(Message("sums", 0, told).encode()) * len(self.clients)
+        traffic.downlink["moments"] += len(Message("weights", 0, heard).encode()) * len(self.clients)
 
-    def _ask(self, message: Message, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
-        payload = message.encode()
-        traffic.downlink[message.kind] += len(payload) * len(cohort)
-        # All clients receive the same bytes, so decoding them once stands for each client's own decoding.
-        rounds = [self._rounds[number] for number in cohort]
-        return self.clients.respond(self.clients.method, self.clients.task, Message.decode(payload), rounds)
-
-    def accepted(self, replies: Sequence[Message]) -> None:
+    def accepted(self, replies: Sequence[Reply]) -> None:
         if self._recorder:
-            self._recorder.answered(self.clients.method, replies)
+            self._recorder.answered(replies)
 
     def end(self, completed: bool) -> None:
         if self._recorder and completed:
             self._on_transcript(self._recorder.transcript())
-        for number in self._rounds:
+        for number in self._cohort:
             self.clients[number].rest()
-        self._rounds, self._recorder = {}, None
+        self._cohort, self._recorder = (), None
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
         return {} if self.byzantine is None else {"byzantine": self.byzantine.among(cohort)}

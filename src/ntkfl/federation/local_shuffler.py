@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -17,8 +16,9 @@ from ntkfl.federation.shuffled import Mixed, RowSchema, ShuffledTransport, seal_
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.federation.validation import MALFORMED
 from ntkfl.methods import Method, State, Task
+from ntkfl.methods.replies import Reply
 from ntkfl.services.shuffler.batch import Batch
-from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.services.shuffler.store import BatchStore
 from ntkfl.wire import Message
 
 LEAST_CLIENTS = 2  # without whose rows a simulated batch is not released: a deployed shuffler's least
@@ -37,8 +37,8 @@ class LocalShuffler(ShuffledTransport):
         self._key, self._present = BatchKey(0, 0), frozenset[int]()
         self._shuffler = self._make()
 
-    def _make(self) -> Shuffler:
-        return Shuffler(floor=LEAST_CLIENTS, clock=lambda: 0.0)  # a batch is due when all have had their turn
+    def _make(self) -> BatchStore:
+        return BatchStore(floor=LEAST_CLIENTS)
 
     def available(self, wanted: int) -> Sequence[int]:
         return self.inner.available(wanted)
@@ -54,34 +54,30 @@ class LocalShuffler(ShuffledTransport):
         self._key, self._present = BatchKey(round, 0), frozenset(cohort)
         self._shuffler = self._make()
 
-    def mix(self, message: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
+    def mix(self, question: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
         """A client whose rows the shuffler refuses in the first exchange loses them, and is as if absent; in a later
         one the round fails, as a shuffler then releases nothing.
         """
-        answers = dict(zip(cohort, self._answers(message, cohort, traffic), strict=True))
-        own = {number: answer for number, answer in answers.items() if number in self._present}
+        kind = self.method.replies[question.kind]
+        answers = zip(cohort, self._answers(question, cohort, traffic), strict=True)
+        replies = {number: kind(m.arrays, m.halves) for number, m in answers if number in self._present}
         key, self._key = self._key, BatchKey(self._key.round, self._key.exchange + 1)
         announced = Announced.of(key, bind("simulation", *key))  # in the place of an announcement's digest
-        where = (self.opener.public, self.federation, self.run, announced)
-        schema: RowSchema | SumSchema
-        if self.method.secure_sum:
-            schema, bodies = self._masked(message, own, len(cohort), where)
-        else:
-            schema = _schema(self.method, self.task, list(own.values()))
-            count = schema.rows(self.rows)
-            bodies = {number: seal_reply(self.method, answer, count, *where) for number, answer in own.items()}
-        names = {number: f"client-{number}" for number in cohort}
-        sizes = schema.rows(self.rows), schema.sealed_bytes
+        schema = self.schema(question, len(cohort))
+        bodies = self._bodies(question, schema, replies, announced)
         numbers = schema.numbers if isinstance(schema, SumSchema) else 0
-        batch = Batch(key, tuple(names.values()), *sizes, LEAST_CLIENTS, seconds=0, numbers=numbers)
+        sizes = schema.rows(self.rows), schema.sealed_bytes
+        names = {number: f"client-{number}" for number in cohort}
+        batch = Batch(key, tuple(names.values()), *sizes, LEAST_CLIENTS, numbers)
         self._shuffler.open(batch, announced.digest)
         taken = set()
         for number, body in bodies.items():
             with suppress(Refused):
-                self._submit(names[number], announced, body, batch)
+                self._submit(names[number], announced, body, masked=numbers > 0)
                 taken.add(number)
-        for number in own.keys() - taken:
-            traffic.rejected[MALFORMED] += len(self.method.split(own[number]))
+        for number in replies.keys() - taken:
+            traffic.rejected[MALFORMED] += _row_count(replies[number])
+            traffic.reasons.setdefault(MALFORMED, "a submission of another form than this round's")
         self._present = frozenset(taken) if key.exchange == 0 else self._present
         if len(taken) < LEAST_CLIENTS or taken != self._present:
             self._shuffler.cancel(key)
@@ -92,32 +88,31 @@ class LocalShuffler(ShuffledTransport):
         self._shuffler.forget(key)
         return Mixed(sealed, schema, announced, sum(map(len, bodies.values())), masks)
 
-    def _masked(
-        self, message: Message, own: Mapping[int, Message], clients: int, where: tuple[bytes, str, str, Announced]
-    ) -> tuple[SumSchema, dict[int, bytes]]:
-        """What every client's vector looks like, and the submissions of those that have one like it."""
-        schemas, words = {}, {}
-        for number, answer in own.items():
-            with suppress(NTKFLError):  # a client that cannot comply leaves the round
-                summand = self.method.summand(self.task, message, answer)
-                schemas[number] = SumSchema.of(answer.kind, summand, clients)
-                draws = SeededRandomness(self.seed, number).of_round(message.round)
-                words[number] = schemas[number].encode(summand, draws)
-        if not words:
-            raise TooFew("no client's reply could be summed")
-        schema = Counter(schemas[number] for number in words).most_common(1)[0][0]
-        return schema, {n: mask_reply(some, *where) for n, some in words.items() if schemas[n] == schema}
+    def _bodies(
+        self, question: Message, schema: RowSchema | SumSchema, replies: Mapping[int, Reply], announced: Announced
+    ) -> dict[int, bytes]:
+        """What clients submit; one that cannot comply leaves the round."""
+        where, bodies = (self.opener.public, self.federation, self.run, announced), {}
+        for number, reply in replies.items():
+            with suppress(NTKFLError):
+                if isinstance(schema, RowSchema):
+                    bodies[number] = seal_reply(reply, question.round, schema.rows(self.rows), *where)
+                    continue
+                addends = reply.addends(self.method, self.task, question)
+                if SumSchema.of(reply.kind, addends, schema.clients) == schema:
+                    draws = SeededRandomness(self.seed, number).of_round(question.round)
+                    bodies[number] = mask_reply(schema.encode(addends, draws), *where)
+        return bodies
 
-    def _submit(self, client: str, announced: Announced, body: bytes, batch: Batch) -> None:
-        if batch.numbers:
-            self._shuffler.submit(client, announced, unpack_rows(body[SEED_BYTES:])[1], body[:SEED_BYTES])
-        else:
-            self._shuffler.submit(client, announced, unpack_rows(body)[1])
+    def _submit(self, client: str, announced: Announced, body: bytes, masked: bool) -> None:
+        seed = body[:SEED_BYTES] if masked else b""
+        rows = unpack_rows(body[len(seed) :])[1]
+        self._shuffler.submit(client, announced, rows, *([seed] if masked else []))
 
-    def _answers(self, message: Message, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
+    def _answers(self, question: Message, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
         """What clients would seal. Bytes up are counted once they are sealed."""
         inner = Traffic()
-        answers = self.inner.exchange(message, cohort, inner)
+        answers = self.inner.exchange(question, cohort, inner)
         traffic.downlink += inner.downlink
         traffic.client_seconds += inner.client_seconds
         traffic.failed |= inner.failed
@@ -125,7 +120,7 @@ class LocalShuffler(ShuffledTransport):
             raise TooFew(f"a simulated shuffler waits for its whole cohort; failed: {inner.failed}")
         return answers
 
-    def accepted(self, replies: Sequence[Message]) -> None:
+    def accepted(self, replies: Sequence[Reply]) -> None:
         self.inner.accepted(replies)
 
     def end(self, completed: bool) -> None:
@@ -142,19 +137,8 @@ class LocalShuffler(ShuffledTransport):
         self.inner.restore(tensors)
 
 
-def _schema(method: Method, task: Task, answers: Sequence[Message]) -> RowSchema:
-    """The honest one, without the samples an aggregator makes up for it: the commonest that the method can read."""
-    seen = [(RowSchema.of(method, answer), answer) for answer in answers]
-    schemas = [schema for schema, _ in Counter(schema for schema, _ in seen).most_common()]
-    for schema in schemas if len(schemas) > 1 else ():
-        if any(_readable(method, task, answer) for own, answer in seen if own == schema):
-            return schema
-    return schemas[0]
-
-
-def _readable(method: Method, task: Task, answer: Message) -> bool:
+def _row_count(reply: Reply) -> int:
     try:
-        method.check(task, answer)
-    except NTKFLError:
-        return False
-    return True
+        return len(reply.split())
+    except (NTKFLError, TypeError):  # a number where there should be rows
+        return 1

@@ -10,21 +10,23 @@ from typing import Any
 import safetensors
 import torch
 from safetensors.torch import load as load_tensors
-from torch import nn
+from torch import Tensor, nn
 
 from ntkfl.data import Federated
 from ntkfl.data.from_arrays import Array, read_source
 from ntkfl.data.moments import Standardization
 from ntkfl.data.torch_data import TorchData
 from ntkfl.errors import DataError, ModelError, NTKFLError, RunFolderError, TrustError
-from ntkfl.federation.build import build_method, build_network, describe_method
+from ntkfl.federation.build import build_network
 from ntkfl.federation.chance import failure
-from ntkfl.federation.config import ModelConfig, method_code
+from ntkfl.federation.config import ModelConfig, build_method, describe_method, describe_settings, method_code
 from ntkfl.federation.evaluation import Score
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.server_state import ServerState
 from ntkfl.methods import Method, State, Task
+from ntkfl.methods.robust import Robust
 from ntkfl.privacy.projection import RunSecret
+from ntkfl.privacy.settings import Privacy
 from ntkfl.progress import percent, plural
 from ntkfl.tangent.parameters import eager, flatten
 from ntkfl.user_code import refuse_code
@@ -68,6 +70,11 @@ class Run:
         return self._method
 
     @property
+    def privacy(self) -> Privacy:
+        """What clients did to hide."""
+        return Privacy(**self.config.get("privacy", {}))
+
+    @property
     def standardization(self) -> Standardization | None:
         """Mean and deviation that inputs were standardised by, where they were."""
         return standardization_in(self.config)
@@ -92,33 +99,39 @@ class Run:
     def evaluate(self, x: Array | TorchData, y: Array | None = None, *, tokens: bool = False) -> Score:
         """Accuracy and mean loss of the model on samples x [n, ...], y, or on a torch Dataset or DataLoader alone.
 
-        x, y and `tokens` are as for `ntkfl.data.from_clients`. Real-valued targets have no accuracy. Inputs are as the
-        data have them: where the run's were standardised, so are these, by the run's mean and deviation. Where the
-        method projects inputs, so does this, if the run is a simulation: another run's projection is secret.
+        x, y and `tokens` are as for `ntkfl.data.from_clients`; inputs are as for `predict`. Real-valued targets have no
+        accuracy.
         """
         source = (x, y) if y is not None else x
         inputs, labels = read_source("x and y" if y is not None else "x", source, tokens)  # type: ignore[arg-type]
-        model, method, like = self.model, self.method, flatten(self.model)
-        if not tokens:
-            inputs = inputs.to(like.dtype)
+        outputs = self.predict(inputs)
+        task = Task(self.model, self.config["shape"]["outputs"], self.method.loss)
+        labels = labels.to(outputs.device, outputs.dtype if labels.is_floating_point() else labels.dtype)
+        accuracy = None if labels.is_floating_point() else float((outputs.argmax(1) == labels).double().mean())
+        return Score(accuracy, float(task.losses(outputs, labels).double().mean()), len(labels))
+
+    def predict(self, x: Tensor) -> Tensor:
+        """The model's outputs [n, d2] for inputs x [n, ...] as the data have them.
+
+        Where the run's inputs were standardised, so are these, by the run's mean and deviation. Where inputs were
+        projected, so are these, if the run is a simulation: another run's projection is secret.
+        """
+        like = flatten(self.model)
+        inputs = x.to(like.dtype) if x.is_floating_point() else x
         shape = self.config["shape"]
         expected = list(shape["inputs"])
         if list(inputs.shape[1:]) != expected:
             raise DataError(f"x has inputs of shape {list(inputs.shape[1:])}; the run's have {expected}")
         if (standardization := self.standardization) is not None:
             inputs = standardization.standardize(inputs)
-        if method.projected_dim is not None:
+        if self.privacy.projected_dim is not None:
             secret = RunSecret.simulated(self.config["seed"])
             if not self.config.get("simulation") or shape.get("key_id") != secret.key_id:
-                raise TrustError("the run's projection is secret: export its model, and load it by ntkfl.load_exported")
-            projection = method.make_projection(secret, shape["inputs"])
+                raise TrustError("the run's projection is secret: only its clients can project inputs")
+            projection = self.privacy.make_projection(secret, shape["inputs"])
             assert projection is not None
             inputs = projection(inputs)
-        task = Task(model, shape["outputs"], method.loss)
-        labels = labels.to(like.device, like.dtype if labels.is_floating_point() else labels.dtype)
-        outputs = task.predict(like, inputs.to(like.device))
-        accuracy = None if labels.is_floating_point() else float((outputs.argmax(1) == labels).double().mean())
-        return Score(accuracy, float(task.losses(outputs, labels).double().mean()), len(labels))
+        return Task(self.model, shape["outputs"], self.method.loss).predict(like, inputs.to(like.device))
 
     @staticmethod
     def load(path: Path | str, model: nn.Module | None = None, *, allow_code: bool = False) -> Run:
@@ -138,7 +151,7 @@ class Run:
             named = [*method_code(config["method"]), *(ModelConfig(**config["model"]).code if rebuilt else [])]
             refuse_code([] if allow_code else named, str(folder.path / "config.toml"))
             if rebuilt:
-                run._model = _rebuild(config, run.method)
+                run._model, run._method = _rebuild(config, run.privacy), build_method(config["method"])
         except TrustError:
             raise
         except (NTKFLError, KeyError, TypeError, AttributeError) as error:
@@ -165,9 +178,9 @@ def standardization_in(config: Mapping[str, Any]) -> Standardization | None:
     return Standardization(**kept)
 
 
-def _rebuild(config: Mapping[str, Any], method: Method) -> nn.Module:
+def _rebuild(config: Mapping[str, Any], privacy: Privacy) -> nn.Module:
     shape = config["shape"]
-    inputs = method.model_input_shape(shape["inputs"])
+    inputs = privacy.model_input_shape(shape["inputs"])
     return build_network(ModelConfig(**config["model"]), inputs, shape["outputs"], 0).to(
         getattr(torch, shape["precision"])
     )
@@ -196,7 +209,14 @@ def _second_line(error: RuntimeError) -> str:
 
 
 def describe(
-    model: nn.Module, fed: Federated, method: Method, clients_per_round: int, seed: int, hold_out: int
+    model: nn.Module,
+    fed: Federated,
+    method: Method,
+    clients_per_round: int,
+    seed: int,
+    hold_out: int,
+    privacy: Privacy,
+    robust: Robust,
 ) -> dict[str, Any]:
     """Settings of a run made from Python: what identifies model and data, where names cannot."""
     weights = flatten(model).detach().cpu()
@@ -209,6 +229,7 @@ def describe(
         "seed": seed,
         "hold_out": hold_out,
         "method": describe_method(method),
+        **describe_settings(privacy, robust),
         "data": fed.describe() | {"fingerprint": fed.fingerprint()},
         "model": {
             "class": kind,

@@ -126,7 +126,7 @@ class RunFolder:
 
     def check_config(self, config: Mapping[str, Any]) -> None:
         """Refuse to continue a run under other settings; more rounds are welcome."""
-        ignore = ("rounds", "stop_at", "privacy", "names", "standardization", "constant")
+        ignore = ("rounds", "stop_at", "promises", "names", "standardization", "constant")
         there = self.config()
         difference = _difference(there, _plain(config), ignore=ignore)
         difference = difference or other_features(there, names_in(config, "features"))

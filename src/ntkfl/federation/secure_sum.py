@@ -1,8 +1,8 @@
 """Secure sums: clients send masked vectors, and the aggregator learns their total and nothing else.
 
-    client       round(scale · summand) + ChaCha20(seed)  ─► sealed to the aggregator;  seed ─► shuffler
+    client       round(scale · addends) + ChaCha20(seed)  ─► sealed to the aggregator;  seed ─► shuffler
     shuffler     Σ ChaCha20(seed) over the clients released, once; the seeds are deleted
-    aggregator   Σ masked − Σ masks = Σ round(scale · summand)  modulo 2^32
+    aggregator   Σ masked − Σ masks = Σ round(scale · addends)  modulo 2^32
 
 `mask_reply` is a client's side and `open_sum` the aggregator's; the shuffler's is `crypto.masking.sum_masks`.
 """
@@ -24,7 +24,7 @@ from ntkfl.crypto.masking import Words, mask, pack_words, unpack_words
 from ntkfl.crypto.row_frames import Announced, open_row, pack_rows, seal_rows
 from ntkfl.errors import MessageError, TrustError
 from ntkfl.federation.fixed_point import Floats, fit, from_words, scale_of, to_words
-from ntkfl.methods.additive import Addend, Summand
+from ntkfl.methods.replies import Addend, Addends
 from ntkfl.privacy.randomness import Randomness
 
 _BOUNDED = "bounded"  # summed besides: 1 of a client that had to scale a part down to its limit, few samples or many
@@ -43,9 +43,9 @@ class SumSchema:
     clients: int
 
     @staticmethod
-    def of(kind: str, summand: Summand, clients: int) -> SumSchema:
-        """From any honest summand, such as one of made-up data."""
-        parts = {_BOUNDED: Addend(torch.zeros(()), 1.0)} | summand
+    def of(kind: str, addends: Addends, clients: int) -> SumSchema:
+        """From any honest reply's addends, such as those of a blank one."""
+        parts = {_BOUNDED: Addend(torch.zeros(()), 1.0)} | dict(sorted(addends.items()))
         shapes = tuple(tuple(part.values.shape) for part in parts.values())
         return SumSchema(kind, tuple(parts), shapes, tuple(part.limit for part in parts.values()), clients)
 
@@ -69,10 +69,10 @@ class SumSchema:
         """What each number is multiplied by, [numbers]."""
         return np.repeat([scale_of(limit, self.clients) for limit in self.limits], self.sizes)
 
-    def encode(self, summand: Summand, randomness: Randomness) -> Words:
-        """The summand as integers modulo 2^32, [numbers]; parts beyond their limit are scaled down to it."""
+    def encode(self, addends: Addends, randomness: Randomness) -> Words:
+        """The addends as integers modulo 2^32, [numbers]; those beyond their limit are scaled down to it."""
         parts, bounded = [np.zeros(1)], False
-        for part in summand.values():
+        for _, part in sorted(addends.items()):
             values, was = fit(part.values.double().numpy().reshape(-1), part.limit)
             parts.append(values)
             bounded |= was and not part.by_samples
@@ -107,7 +107,7 @@ def mask_reply(words: Words, aggregator: bytes, federation: str, run: str, annou
 
 
 @dataclass(frozen=True)
-class Total:
+class MaskedTotal:
     """The sum over `clients` clients, by name, float64; `bounded` of them had to scale something down."""
 
     arrays: Mapping[str, Tensor]
@@ -123,7 +123,7 @@ def open_sum(
     federation: str,
     run: str,
     announced: Announced,
-) -> Total:
+) -> MaskedTotal:
     """The aggregator's side. `MessageError` where one vector does not open or has another size: its mask is part of
     the masks' sum, so without it there is no sum at all.
     """
@@ -135,4 +135,4 @@ def open_sum(
         raise MessageError(f"a client's masked vector cannot be read, and the sum not without it: {error}") from None
     total -= unpack_words(masks, schema.numbers)
     arrays, bounded = schema.decode(total, len(sealed))
-    return Total(arrays, len(sealed), bounded)
+    return MaskedTotal(arrays, len(sealed), bounded)

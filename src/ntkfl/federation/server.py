@@ -1,31 +1,31 @@
 """The server of a run: one round after another, each in the run's folder before the next begins.
 
-A round: draw a cohort → drive the method over the transport, validating replies → evaluate → record → checkpoint.
+A round: draw a cohort → drive the method, replies parsed and checked → evaluate → record → checkpoint.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ntkfl.errors import Diverged, MessageError, NumericalError, OutOfRounds, TooFew
+from ntkfl.errors import ConfigError, Diverged, NumericalError, TooFew
 from ntkfl.federation.chance import advice, warning
-from ntkfl.federation.evaluation import Evaluator
-from ntkfl.federation.round_driver import drive
+from ntkfl.federation.evaluation import OwnTestSet, Score
 from ntkfl.federation.run import Run
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.seeds import seeded_torch
-from ntkfl.federation.server_state import ServerState, attempt_labels, draw_cohort
+from ntkfl.federation.server_state import ServerState, draw_cohort
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.federation.validation import NOT_FINITE, filter_replies
-from ntkfl.methods import Method, Outcome, State, Task, batchnorm
+from ntkfl.methods import Method, Outcome, State, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.progress import plural
 from ntkfl.tangent.parameters import eager
@@ -34,18 +34,11 @@ from ntkfl.wire import Message
 OnRound = Callable[[Record, Record], None]
 
 
-class Played(NamedTuple):
-    """A round that succeeded: why earlier attempts failed, with which clients, what it ended with and what it sent."""
-
-    failed_attempts: Sequence[str]
-    cohort: Sequence[int]
-    outcome: Outcome
-    traffic: Traffic
-
-
 class Server:
-    """Trains `model` by `method` with the clients that `transport` reaches. Of a deployment, a round that fails for
-    want of clients or usable replies is tried again with others, `attempts` times in all.
+    """Trains `model` by `method` with the clients that `transport` reaches.
+
+    With a `seed`, cohorts and what torch draws follow from it, and so does the whole run of a simulation. Without one
+    the transport says who takes part, and nothing is drawn here. Without an `evaluator` records have no score.
     """
 
     def __init__(
@@ -54,26 +47,20 @@ class Server:
         task: Task,
         method: Method,
         transport: Transport,
-        evaluator: Evaluator,
+        evaluator: OwnTestSet | None,
         *,
         clients_per_round: int,
-        seed: int,
-        attempts: int = 1,
-        deployed: bool = False,
-        say: Callable[[str], None] = lambda line: None,
+        seed: int | None = None,
     ) -> None:
         self.model, self.task, self.method, self.transport, self.evaluator = model, task, method, transport, evaluator
-        self.clients_per_round, self.seed, self.attempts = clients_per_round, seed, attempts
-        self.deployed, self.say = deployed, say
+        self.clients_per_round, self.seed = clients_per_round, seed
         with self._drawing(0):
             self.state = ServerState(task, method)
-        self._gathered = False
-        self._waited = 0.0  # seconds, in attempts at this round that failed
 
     @cached_property
     def constant(self) -> Record:
         """Accuracy (none for real targets) and loss of the best constant prediction; empty where nobody can tell."""
-        best = self.evaluator.constant(self.task)
+        best = None if self.evaluator is None else self.evaluator.constant(self.task)
         known = {} if best is None else {"accuracy": best.accuracy, "loss": best.loss}
         return {name: value for name, value in known.items() if value is not None}
 
@@ -83,9 +70,6 @@ class Server:
         """Play `settings["rounds"]` rounds, or as far as `settings["stop_at"]` asks. With a folder, the run is kept
         there after every round, and `resume` goes on from it.
         """
-        # A simulation tells its callbacks.
-        for line in batchnorm.advice(self.method, self.task) if self.deployed else []:
-            self.say(f"warning: {line}")
         with folder.locked() if folder else nullcontext():
             history, timings = self._rounds(folder, settings, resume, on_round)
             trained = self.state.trained(self.model)
@@ -102,7 +86,6 @@ class Server:
         history, timings, tensors = folder.open(settings, resume) if folder else ([], [], {})
         if tensors:
             self.restore(tensors)
-            self.say(f"goes on after round {len(history)}")
         for number in range(len(history) + 1, rounds + 1):
             if stop_at is not None and history and (history[-1]["test_accuracy"] or 0.0) >= stop_at:
                 break
@@ -124,120 +107,96 @@ class Server:
         return history, timings
 
     def _drawing(self, number: int) -> AbstractContextManager[None]:
-        """What torch draws in a round of a simulation, in its clients too, follows from the seed. In a deployment
-        nothing does: others know the seed.
-        """
-        return nullcontext() if self.deployed else seeded_torch(self.task.like.device, self.seed, number)
+        """What torch draws in a round, in the clients of this process too."""
+        return nullcontext() if self.seed is None else seeded_torch(self.task.like.device, self.seed, number)
 
     def play(self, number: int) -> tuple[Record, Record]:
         """One round: (record, timing)."""
         with self._drawing(number):
-            return self._play(number)
-
-    def _play(self, number: int) -> tuple[Record, Record]:
-        if not self._gathered:
-            self.transport.gather()
-            self._gathered = True
-        began = time.perf_counter()
-        played = self._round(number)
-        evaluation = time.perf_counter()
-        try:
-            record = self._record(number, played)
-        except BaseException:
-            self.transport.end(completed=False)
-            raise
-        self.transport.end(completed=True)
-        now = time.perf_counter()
-        device, client_seconds = self.task.like.device, played.traffic.client_seconds
-        waited = played.traffic.waited_seconds
+            began, cohort = time.perf_counter(), self._cohort(number)
+            outcome, traffic = self.attempt(number, cohort)
+            evaluation, completed = time.perf_counter(), False
+            try:
+                self.state.advance(outcome)
+                record = self._record(number, cohort, outcome, traffic)
+                completed = True
+            finally:
+                self.transport.end(completed)
+        now, device = time.perf_counter(), self.task.like.device
         return record, {
             "round": number,
             "seconds": now - began,
-            "client_seconds": client_seconds,
-            "server_seconds": evaluation - began - client_seconds,
+            "client_seconds": traffic.client_seconds,
+            "server_seconds": evaluation - began - traffic.client_seconds,
             "evaluation_seconds": now - evaluation,
-            **({"waited_seconds": waited} if waited else {}),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         }
 
-    def _round(self, number: int) -> Played:
-        """The first attempt that succeeds; the state is what it ended with."""
-        failed: list[str] = []
-        self._waited = 0.0
-        for attempt in range(self.attempts):
-            try:
-                cohort = self._cohort(number, attempt)
-                outcome, traffic = self.attempt(number, cohort)
-                self.state.advance(outcome)
-                traffic.waited_seconds += self._waited
-                return Played(failed, cohort, outcome, traffic)
-            except OutOfRounds:
-                raise
-            except TooFew as error:
-                if not self.deployed:
-                    raise
-                failed.append(str(error))
-                self.say(f"round {number}, attempt {attempt + 1} of {self.attempts} failed: {error}")
-        raise TooFew(f"round {number} failed {self.attempts} times; start again to go on from the last")
-
-    def _cohort(self, number: int, attempt: int) -> list[int]:
-        there = self.transport.available(self.clients_per_round)
-        labels = attempt_labels(number, attempt)
-        return [there[i] for i in draw_cohort(self.seed, len(there), self.clients_per_round, *labels)]
-
     def attempt(self, number: int, cohort: Sequence[int]) -> tuple[Outcome, Traffic]:
-        """The method's round with these clients, replies validated; the state stays as it is."""
+        """The method's round with these clients. The state stays as it is; where it succeeds, `transport.end` is still
+        to come.
+        """
         traffic = Traffic()
-
-        def exchange(message: Outgoing) -> list[Message]:
-            replies = self._validated(self.transport.exchange(message, cohort, traffic), traffic)
-            self.transport.accepted(replies)
-            return replies
-
         self.transport.begin(number, cohort)
         try:
-            return drive(self.method, self.task, self.state.state, number, cohort, exchange), traffic
-        except BaseException as error:
-            self._waited += traffic.waited_seconds
+            return self._driven(number, cohort, traffic), traffic
+        except BaseException:
             self.transport.end(completed=False)
-            if self.transport.anonymous and isinstance(error, MessageError | NumericalError):
-                # Rows that pass for good and are not, and nobody knows whose: ask others.
-                raise TooFew(f"the round cannot be built from its rows: {error}") from None
             raise
 
-    def _validated(self, replies: list[Message], traffic: Traffic) -> list[Message]:
-        """The replies without the rows, or without the clients, that a round cannot be built from. One that is a secure
-        sum stands for many.
-        """
-        anonymous, quorum = self.transport.anonymous, 1 if self.method.secure_sum else self.transport.quorum
-        filtered = filter_replies(self.method, self.task, replies)
+    def _cohort(self, number: int) -> list[int]:
+        available = list(self.transport.available(self.clients_per_round))
+        if self.seed is None:
+            return available
+        return [available[i] for i in draw_cohort(self.seed, len(available), self.clients_per_round, number)]
+
+    def _driven(self, number: int, cohort: Sequence[int], traffic: Traffic) -> Outcome:
+        """The method's generator driven to its end."""
+        generator = self.method.round(self.task, self.state.state, number, cohort)
+        if not isinstance(generator, Generator):
+            raise ConfigError(f"{self.method.name}: `round` has no yield: it must yield a message, return an Outcome")
+        question = next(generator)
+        while True:
+            messages = self.transport.exchange(question, cohort, traffic)
+            try:
+                question = generator.send(self._parsed(question, messages, traffic))
+            except StopIteration as end:
+                return _checked(self.method, self.task, end.value)
+
+    def _parsed(self, question: Outgoing, messages: list[Message], traffic: Traffic) -> list[Any]:
+        """The replies in these messages, without those that a round cannot be built from."""
+        anonymous = self.transport.anonymous
+        kind = self.method.replies[(question if isinstance(question, Message) else next(iter(question.values()))).kind]
+        filtered = filter_replies(kind, self.task, messages)
         traffic.rejected += filtered.rejected
+        traffic.reasons = filtered.reasons | traffic.reasons
         traffic.rejected_clients += 0 if anonymous else filtered.touched
-        why = why_rejected(traffic.rejected)
+        why = why_rejected(traffic.rejected, traffic.reasons)
         if not filtered.replies:
             diverged = set(filtered.rejected) == {NOT_FINITE} and not anonymous
             raise (Diverged if diverged else TooFew)(f"nothing that clients sent could be used: {why}")
+        quorum = 1 if self.task.privacy.secure_sum else self.transport.quorum  # a secure sum stands for many
         count, what = (filtered.rows, "rows") if anonymous else (len(filtered.replies), "replies")
         if count < quorum:
             raise TooFew(f"{count} {what} could be used, below the quorum of {quorum}: {why}")
+        self.transport.accepted(filtered.replies)
         return filtered.replies
 
-    def _record(self, number: int, played: Played) -> Record:
-        failed_attempts, cohort, outcome, traffic = played
-        score, own = self.evaluator.measure(self.state, number, cohort)
+    def _record(self, number: int, cohort: Sequence[int], outcome: Outcome, traffic: Traffic) -> Record:
+        score, own = self._measured()
         if self.state.average.tentative is not None and not math.isfinite(score.loss or 0.0):
             self.state.average.tentative = None  # a step that the next cohort will take back
-            score, own = self.evaluator.measure(self.state, number, cohort)
+            score, own = self._measured()
         if score.loss is not None and not math.isfinite(score.loss):
             raise NumericalError(f"the test loss of round {number} is not finite: the training diverged")
         names = [self.transport.name(client) for client in cohort]
-        record = record_of(number, score.accuracy, score.loss, outcome, traffic, names) | own
-        if self.deployed:
-            record |= {"attempt": len(failed_attempts), "evaluated_samples": score.samples}
-            record |= {"failed_attempts": list(failed_attempts)} if failed_attempts else {}
+        record = record_of(number, score, outcome, traffic, names) | own
         if self.transport.anonymous:
-            record["dropped_rows"] = traffic.dropped
+            record["dropped_rows"] = traffic.rejected.total()
         return record | outcome.diagnostics | self.transport.notes(cohort)
+
+    def _measured(self) -> tuple[Score, dict[str, Any]]:
+        return (Score(None, None, 0), {}) if self.evaluator is None else self.evaluator.measure(self.state)
 
     def checkpoint(self) -> State:
         return self.state.checkpoint() | self.transport.checkpoint()
@@ -247,57 +206,57 @@ class Server:
         self.transport.restore(tensors)
 
 
-def record_of(
-    number: int,
-    accuracy: float | None,
-    loss: float | None,
-    outcome: Outcome,
-    traffic: Traffic,
-    clients: Sequence[int | str],
-) -> Record:
-    """What every record says of its round; `failed` only where a client did, by name and with the reason, `rejected`
-    only where rows or updates were, by reason, `repeated_rows` only where there were some, and `asked` and `answered`
-    only where clients may stay away.
+def _checked(method: Method, task: Task, outcome: object) -> Outcome:
+    """What `round` returned, if the server can go on from it: else an error that says what a method must return."""
+    if not isinstance(outcome, Outcome):
+        raise ConfigError(f"{method.name}: `round` must return an Outcome, not {outcome!r:.80}")
+    weights, d = outcome.state.get("weights"), task.like.numel()
+    if not isinstance(weights, Tensor) or weights.shape != (d,):
+        found = "none" if weights is None else f"{list(getattr(weights, 'shape', []))}"
+        raise ConfigError(f"{method.name}: the Outcome's state must have 'weights' of shape [{d}], found {found}")
+    return outcome if outcome.train_loss is None else replace(outcome, train_loss=float(outcome.train_loss))
+
+
+def record_of(number: int, score: Score, outcome: Outcome, traffic: Traffic, clients: Sequence[int | str]) -> Record:
+    """What every record says of its round. `failed` (clients by name, with the reason), `rejected` (rows or updates by
+    reason), `rejected_why` and `repeated_rows` are there only where there were some.
     """
-    rejected: Record = {"rejected": dict(traffic.rejected)} if traffic.rejected else {}
-    if traffic.repeated:
-        rejected["repeated_rows"] = traffic.repeated
-    if traffic.rejected_clients:
-        rejected["rejected_clients"] = traffic.rejected_clients
-    return (
-        {
-            "round": number,
-            "test_accuracy": accuracy,
-            "test_loss": loss,
-            "train_loss": outcome.train_loss,
-            "steps": outcome.steps,
-            "uplink_bytes": traffic.uplink.total(),
-            "downlink_bytes": traffic.downlink.total(),
-            "clients": list(clients),
-            "uplink": dict(traffic.uplink),
-            "downlink": dict(traffic.downlink),
-        }
-        | ({"asked": traffic.asked, "answered": traffic.answered} if traffic.asked else {})
-        | rejected
-        | ({"failed": dict(traffic.failed)} if traffic.failed else {})
-    )
+    lost = {
+        "rejected": dict(traffic.rejected),
+        "rejected_why": dict(traffic.reasons),
+        "repeated_rows": traffic.repeated,
+        "rejected_clients": traffic.rejected_clients,
+        "failed": dict(traffic.failed),
+    }
+    return {
+        "round": number,
+        "test_accuracy": score.accuracy,
+        "test_loss": score.loss,
+        "train_loss": outcome.train_loss,
+        "steps": outcome.steps,
+        "uplink_bytes": traffic.uplink.total(),
+        "downlink_bytes": traffic.downlink.total(),
+        "clients": list(clients),
+        "uplink": dict(traffic.uplink),
+        "downlink": dict(traffic.downlink),
+    } | {name: value for name, value in lost.items() if value}
 
 
-def why_rejected(rejected: Mapping[str, int]) -> str:
-    """Counts by reason in words."""
-    return ", ".join(f"{count} {reason}" for reason, count in sorted(rejected.items())) or "nothing came"
+def why_rejected(rejected: Mapping[str, int], reasons: Mapping[str, str]) -> str:
+    """Counts by reason in words, each with the first error: "8 malformed (a label that is none of the 10 classes)"."""
+    counts = [
+        f"{n} {what}" + (f" ({reasons[what]})" if what in reasons else "") for what, n in sorted(rejected.items())
+    ]
+    return ", ".join(counts) or "nothing came"
 
 
-def remarks(record: Record, timing: Record | None = None) -> list[str]:
+def remarks(record: Record) -> list[str]:
     """What a round had to leave out, or to do otherwise than meant, as lines for a log."""
     said = []
-    if record.get("answered", 0) < record.get("asked", 0):
-        absent = ", ".join(record.get("failed", ())) or str(record["asked"] - record["answered"])
-        seconds = (timing or {}).get("waited_seconds")
-        waited = f"; waited {seconds:.0f} s for {absent}" if seconds and seconds >= 0.5 else ""
-        said.append(f"{record['answered']} of {record['asked']} clients answered{waited}")
+    if record.get("failed"):
+        said.append(f"no answer: {'; '.join(f'{name}: {why}' for name, why in record['failed'].items())}")
     if record.get("rejected"):
-        said.append(f"rejected: {why_rejected(record['rejected'])}")
+        said.append(f"rejected: {why_rejected(record['rejected'], record.get('rejected_why', {}))}")
     if record.get("bounded_clients"):
         clients = plural(record["bounded_clients"], "client")
         said.append(f"{clients} scaled numbers down to the limit of a secure sum")

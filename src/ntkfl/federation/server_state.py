@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from ntkfl.errors import RunFolderError
 from ntkfl.federation.seeds import derive
 from ntkfl.methods import Method, Outcome, State, Task
-from ntkfl.methods.batchnorm import NAME, load_statistics, start
+from ntkfl.methods.batchnorm import STATISTICS, load_statistics
 from ntkfl.tangent.parameters import load_flat
 
 Batch = tuple[Tensor, Tensor]
@@ -46,7 +45,7 @@ class ServerState:
 
     def __init__(self, task: Task, method: Method) -> None:
         self.task, self.method = task, method
-        self.state = start(method, task, task.like)
+        self.state = method.start(task, task.like)
         self.average = RunningAverage(self.flat_weights(), method.average)
 
     def advance(self, outcome: Outcome) -> None:
@@ -62,7 +61,7 @@ class ServerState:
     def flat_weights(self, weights: Tensor | None = None) -> Tensor:
         """The state's weights, or others, and behind them the running statistics that are averaged with them."""
         own = self.state["weights"] if weights is None else weights
-        return torch.cat([own, *([self.state[NAME]] if NAME in self.state else [])])
+        return torch.cat([own, *([self.state[STATISTICS]] if STATISTICS in self.state else [])])
 
     def parts(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         """(weights [d], statistics [b]) of what `flat_weights` gives; b is 0 for a network without any."""
@@ -112,16 +111,7 @@ class ServerState:
         self.average.tentative = self.flat_weights() if bool(placed["tentative"]) else None
 
 
-def draw_cohort(seed: int, count: int, size: int, *labels: int) -> list[int]:
-    """`size` of `count` clients, ascending, drawn for the round (and attempt) that the labels name.
-
-    The server tells the cohort to all who take part. It is a secret, if anybody's, towards those who see models alone,
-    and then as good a one as the server's seed (63 bits of a hash of it).
-    """
-    rng = np.random.Generator(np.random.PCG64(derive(seed, "cohort", *labels)))
+def draw_cohort(seed: int, count: int, size: int, round: int) -> list[int]:
+    """`size` of `count` clients, ascending, drawn for the round: the same for the same seed, and no secret."""
+    rng = np.random.Generator(np.random.PCG64(derive(seed, "cohort", round)))
     return sorted(int(i) for i in rng.choice(count, size, replace=False))
-
-
-def attempt_labels(number: int, attempt: int) -> Sequence[int]:
-    """A first attempt draws as a simulation does; a repeated round asks others."""
-    return (number,) if attempt == 0 else (number, attempt)

@@ -16,7 +16,7 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, RunFolderError, unknown
 from ntkfl.federation.run_folder import Record, RunFolder, names_in
 from ntkfl.methods import State, SumRidge
-from ntkfl.methods.sum_ridge import COLUMNS, FORGOTTEN, PENALTY, SHARE, shares_of
+from ntkfl.methods.sums.sum_ridge import COLUMNS, FORGOTTEN, PENALTY, SHARE, shares_of
 from ntkfl.tangent.ridge import RidgeSums, total
 
 RECORDS = "forgotten.jsonl"
@@ -76,15 +76,10 @@ class SharesOfRun:
             raise ConfigError(f"no sums of client {self.called(client)} are here: there are those of {listed}")
         return self.shares[client]
 
-    def _lifted(self, weights: Tensor) -> Tensor:
-        """The layer's own (W; bᵀ), where the run's sums are of projected features."""
-        w0, w1 = self.state[COLUMNS].tolist()[:2]
-        return self.method.lift(weights, (w1 - w0) // weights.shape[1])
-
     def flat(self, weights: Tensor) -> Tensor:
         """The run's flat weights with the last layer's (W; bᵀ) [p, d2] in their place."""
         w0, w1, b0, b1 = self.state[COLUMNS].tolist()
-        out, weights = self.state["weights"].clone(), self._lifted(weights)
+        out = self.state["weights"].clone()
         out[w0:w1], out[b0:b1] = weights[:-1].mT.reshape(-1).to(out), weights[-1].to(out)
         return out
 
@@ -95,7 +90,6 @@ class SharesOfRun:
             tensors = load_tensors(path.read_bytes())
         except Exception as error:
             raise RunFolderError(f"{path} cannot be read: the run has not ended, or it is damaged") from error
-        weights = self._lifted(weights)
         W, b = weights[:-1].mT, weights[-1]
         fitting = [
             name.removesuffix("weight")

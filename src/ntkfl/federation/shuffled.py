@@ -9,6 +9,7 @@ more.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,38 +18,32 @@ from typing import Any
 from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey
 from ntkfl.crypto.row_frames import Announced, open_row, pack_rows, seal_rows
 from ntkfl.errors import ConfigError, MessageError, TrustError
-from ntkfl.federation.secure_sum import SumSchema, Total, open_sum
+from ntkfl.federation.secure_sum import SumSchema, open_sum
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.federation.validation import MALFORMED
 from ntkfl.methods import Method, Task
 from ntkfl.methods.base import Outgoing
+from ntkfl.methods.replies import Reply
 from ntkfl.wire import Message
 from ntkfl.wire.message import describes
 
 
 @dataclass(frozen=True)
 class Opened:
-    """What of an exchange's rows could be read: replies of them, and rows dropped, by reason. `repeated` of the rows of
-    samples equal others and are kept all the same.
+    """What of an exchange's rows could be read: messages of them, and rows dropped, by reason. `repeated` of the rows
+    of samples equal others and are kept all the same.
     """
 
-    replies: list[Message]
+    messages: list[Message]
     rejected: Counter[str]
     repeated: int = 0
 
 
 def seal_reply(
-    method: Method, reply: Message, count: int, aggregator: bytes, federation: str, run: str, announced: Announced
+    reply: Reply, round: int, count: int, aggregator: bytes, federation: str, run: str, announced: Announced
 ) -> bytes:
     """A client's submission to the shuffler: its rows, filled up to `count`, each sealed to the aggregator."""
-    return seal_messages(method.split(reply), count, aggregator, federation, run, announced)
-
-
-def seal_messages(
-    rows: Sequence[Message], count: int, aggregator: bytes, federation: str, run: str, announced: Announced
-) -> bytes:
-    """The same of rows."""
-    encoded = [row.encode() for row in rows]
+    encoded = [row.message(round).encode() for row in reply.split()]
     encoded += [bytes(len(encoded[0]))] * (count - len(encoded))
     return pack_rows(announced, seal_rows(encoded, aggregator, federation, run, announced))
 
@@ -64,22 +59,24 @@ class RowSchema:
     the bytes of those arrays that describe the network.
     """
 
-    kind: str
+    reply: type[Reply]
     header: bytes
     described: bytes
     sealed_bytes: int
-    sampled: bool  # one row per sample, rather than one per client
 
     @staticmethod
-    def of(method: Method, reply: Message) -> RowSchema:
-        """From any honest reply, such as one to made-up data."""
-        row = method.split(reply)[0]
-        sampled = reply.kind in method.sampled
-        return RowSchema(row.kind, row.header(), _described(row), len(row.encode()) + SEAL_BYTES, sampled)
+    def of(reply: Reply, round: int) -> RowSchema:
+        """From any honest reply, such as a blank one."""
+        row = reply.split()[0].message(round)
+        return RowSchema(type(reply), row.header(), _described(row), len(row.encode()) + SEAL_BYTES)
+
+    @property
+    def kind(self) -> str:
+        return self.reply.kind
 
     def rows(self, of_samples: int) -> int:
         """How many rows every client sends, where it sends this many of samples."""
-        return of_samples if self.sampled else 1
+        return of_samples if self.reply.sampled else 1
 
     def read(self, plain: bytes) -> Message | None:
         """The row, if it looks as it should. Headers are compared as bytes before any array is made: hundreds of empty
@@ -95,7 +92,6 @@ class RowSchema:
 
 
 def open_rows(
-    method: Method,
     sealed: Sequence[bytes],
     schema: RowSchema,
     opener: SealingKey,
@@ -103,9 +99,9 @@ def open_rows(
     run: str,
     announced: Announced,
 ) -> Opened:
-    """The aggregator's side: rows that open, decode and have the right form, joined into replies for validation. The
-    others are counted and dropped; padding is dropped and not counted. What is left is put in the order of its bytes,
-    so that the result does not depend on the shuffler's.
+    """The aggregator's side: rows that open, decode and have the right form, joined for validation. The others are
+    counted and dropped; padding is dropped and not counted. What is left is put in the order of its bytes, so that the
+    result does not depend on the shuffler's.
 
     Honest seals are all different: one that comes twice was copied. Equal rows of samples under different seals are a
     client's that sealed one twice, or honest: records that repeat, and samples for which all units of a small network
@@ -120,14 +116,15 @@ def open_rows(
         except TrustError:
             rejected["not for this batch"] += 1
     rejected["copied"] = len(sealed) - len(set(sealed))
-    repeated = len(opened) - len(set(opened)) if schema.sampled else 0
+    repeated = len(opened) - len(set(opened)) if schema.reply.sampled else 0
     rows = []
     for plain in sorted(opened):
         if (message := schema.read(plain)) is not None:
             rows.append(message)
         else:
             rejected[MALFORMED] += 1
-    return Opened(method.join(rows) if rows else [], +rejected, repeated)
+    joined = schema.reply.join([schema.reply(row.arrays, row.halves) for row in rows])
+    return Opened([reply.message(announced.key.round) for reply in joined], +rejected, repeated)
 
 
 def _described(row: Message) -> bytes:
@@ -150,7 +147,7 @@ class Mixed:
 
 class ShuffledTransport(Transport):
     """Seal, mix, open: around any shuffler, which a subclass reaches in `mix`. Rows are sealed to a key that is made
-    for one attempt at a round, held in memory, and dropped with it.
+    for one round, held in memory, and dropped with it.
     """
 
     anonymous = True
@@ -160,9 +157,16 @@ class ShuffledTransport(Transport):
         self.opener = SealingKey.generate()
         self._summed: dict[str, Any] = {}  # of the round's secure sum, for its record
 
-    def mix(self, message: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
-        """The clients' rows in answer to the message, sealed to `opener`'s public key, as the shuffler gives them."""
-        raise NotImplementedError
+    @abstractmethod
+    def mix(self, question: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
+        """The clients' rows in answer to the question, sealed to `opener`'s public key, as the shuffler gives them."""
+
+    def schema(self, question: Message, clients: int) -> RowSchema | SumSchema:
+        """What every client's submission in answer to the question looks like, known before any of them answers."""
+        blank = self.method.replies[question.kind].blank(self.method, self.task, question)
+        if self.task.privacy.secure_sum:
+            return SumSchema.of(blank.kind, blank.addends(self.method, self.task, question), clients)
+        return RowSchema.of(blank, question.round)
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         self.opener, self._summed = SealingKey.generate(), {}
@@ -170,26 +174,24 @@ class ShuffledTransport(Transport):
     def end(self, completed: bool) -> None:
         self.opener = SealingKey.generate()  # nothing opens the round's rows any more
 
-    def exchange(self, message: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
-        if not isinstance(message, Message):
+    def exchange(self, question: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
+        if not isinstance(question, Message):
             raise ConfigError(f"{self.method.name} tells clients apart, which the shuffler is there to prevent")
-        mixed = self.mix(message, cohort, traffic)
+        mixed = self.mix(question, cohort, traffic)
         traffic.uplink[mixed.schema.kind] += mixed.sent
+        where = (self.opener, self.federation, self.run, mixed.announced)
         if isinstance(mixed.schema, SumSchema):
-            total = self.open_total(mixed)
+            total = open_sum(mixed.schema, mixed.rows, mixed.masks, *where)
             self._summed = {"summed_clients": total.clients, "bounded_clients": total.bounded}
-            return [self.method.from_total(self.task, message, total.arrays, total.clients)]
-        where = (self.opener, self.federation, self.run, mixed.announced)
-        opened = open_rows(self.method, mixed.rows, mixed.schema, *where)
+            kind = self.method.replies[question.kind]
+            whole = kind.from_total(self.method, self.task, question, total.arrays, total.clients)
+            return [whole.message(question.round)]
+        opened = open_rows(mixed.rows, mixed.schema, *where)
         traffic.rejected += opened.rejected
+        if MALFORMED in opened.rejected:
+            traffic.reasons.setdefault(MALFORMED, "rows of another form than this round's")
         traffic.repeated += opened.repeated
-        return opened.replies
-
-    def open_total(self, mixed: Mixed) -> Total:
-        """Of a secure sum: what its clients sent in all, and nothing of one of them."""
-        assert isinstance(mixed.schema, SumSchema)
-        where = (self.opener, self.federation, self.run, mixed.announced)
-        return open_sum(mixed.schema, mixed.rows, mixed.masks, *where)
+        return opened.messages
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
         return self._summed

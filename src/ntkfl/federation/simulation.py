@@ -6,36 +6,42 @@ import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from ntkfl.data import NAMES, Federated
 from ntkfl.data.moments import Standardization
-from ntkfl.data.scales import scale_advice, single_rows
+from ntkfl.data.scales import scale_advice
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.federation import chance
-from ntkfl.federation.build import build_method, build_model, describe_method, load_data, spelled_out
-from ntkfl.federation.byzantine import ByzantineClients
+from ntkfl.federation.build import build_model, load_data, spelled_out
+from ntkfl.federation.byzantine import Byzantine, ByzantineClients
 from ntkfl.federation.callbacks import Callback, CallbackList, Progress
-from ntkfl.federation.config import Byzantine, RunConfig
+from ntkfl.federation.config import RunConfig, describe_method
 from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.feature_cache import feature_folder, split_frozen
 from ntkfl.federation.insight import keep_insight
 from ntkfl.federation.local import LocalTransport, SimulatedClients
-from ntkfl.federation.privacy_statement import hides_clients, privacy_statement, sum_promise
+from ntkfl.federation.privacy_statement import privacy_statement, sum_promise
 from ntkfl.federation.run import Run, describe
 from ntkfl.federation.run_folder import RunFolder, without_draw
 from ntkfl.federation.server import Server
 from ntkfl.federation.transport import Transport
 from ntkfl.methods import Method, Task
-from ntkfl.methods.batchnorm import advice, answer, statistics
-from ntkfl.methods.inspection import Participation
+from ntkfl.methods.base import kinds_of
+from ntkfl.methods.batchnorm import statistics
+from ntkfl.methods.combinations import settle
+from ntkfl.methods.replies import by_samples
+from ntkfl.methods.robust import Robust
+from ntkfl.methods.sums.promises import noise_advice, promises
 from ntkfl.models.backbone import flat_hint
+from ntkfl.privacy.accounting import Participation
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.randomness import Randomness
+from ntkfl.privacy.settings import Privacy
 from ntkfl.progress import plural
 from ntkfl.tangent.jacobian import HALF_TYPES
 from ntkfl.tangent.model_check import refuses_autocast
@@ -52,6 +58,8 @@ def train(
     seed: int = 0,
     hold_out: int = 0,
     stop_at: float | None = None,
+    privacy: Privacy | None = None,
+    robust: Robust | Literal["on"] | None = None,
     out: Path | str | None = None,
     resume: bool = False,
     device: str | torch.device | None = None,
@@ -64,13 +72,25 @@ def train(
     clients are set aside as the server's validation set. Training ends early once the test accuracy is `stop_at`. With
     `out`, the run's folder is kept there after every round and `resume` continues from it, bit for bit.
 
+    `privacy` is what clients do to hide, such as `Privacy(secure_sum=True)`; what it leaves open is as the method has
+    it. `robust` bounds what Byzantine clients can do: "on", or single bounds; none by default.
+
     `callbacks` are called as the run proceeds; if none are given, a terminal or notebook shows rounds, accuracy and the
     time left as one line. `callbacks=[]` shows nothing, `callbacks=[ntkfl.Progress()]` shows the line in a log too.
     A run that ends worse than a constant prediction is warned of (`run.failure`).
     """
-    how = {"clients_per_round": clients_per_round, "seed": seed, "hold_out": hold_out, "device": device}
     with full_precision():
-        simulation = Simulation(model, data, method, **how)  # type: ignore[arg-type]
+        simulation = Simulation(
+            model,
+            data,
+            method,
+            clients_per_round=clients_per_round,
+            seed=seed,
+            hold_out=hold_out,
+            privacy=privacy,
+            robust=robust,
+            device=device,
+        )
         run = simulation.run(rounds, stop_at=stop_at, out=out, resume=resume, callbacks=callbacks)
     if run.failure:
         warnings.warn(f"{run.failure}; {chance.advice(run.method)}", stacklevel=2)
@@ -95,24 +115,32 @@ def execute(
     simulation = Simulation(
         build_model(config, data),
         data,
-        build_method(config.method),
+        config.built_method,
         clients_per_round=config.clients_per_round,
         seed=config.seed,
         hold_out=config.hold_out,
+        privacy=config.privacy,
+        robust=config.robust,
         device=device,
         byzantine=config.byzantine,
     )
     settings = without_draw(spelled_out(config))
     if not config.data.own:
         settings["data"].setdefault("clients", len(data))  # those that the data name
-    title = config.data.text if insight else None
-    how = {"out": out, "resume": resume, "callbacks": callbacks, "title": title}
-    return simulation.run(config.rounds, stop_at=config.stop_at, settings=settings, **how)  # type: ignore[arg-type]
+    return simulation.run(
+        config.rounds,
+        stop_at=config.stop_at,
+        settings=settings,
+        out=out,
+        resume=resume,
+        callbacks=callbacks,
+        title=config.data.text if insight else None,
+    )
 
 
 class Simulation:
-    """A federation in this process, and its server. `secret` projects inputs, where the method does: by default one
-    derived from `seed`, which is no secret. With `byzantine`, some clients cheat.
+    """A federation in this process, and its server. `secret` projects inputs, where `privacy` asks for it: by default
+    one derived from `seed`, which is no secret. With `byzantine`, some clients cheat.
     """
 
     def __init__(
@@ -124,12 +152,15 @@ class Simulation:
         clients_per_round: int | None = None,
         seed: int = 0,
         hold_out: int = 0,
+        privacy: Privacy | None = None,
+        robust: Robust | Literal["on"] | None = None,
         device: str | torch.device | None = None,
         secret: RunSecret | None = None,
         byzantine: Byzantine | None = None,
     ) -> None:
         if not isinstance(method, Method):
             raise ConfigError(f"method must be an instance such as ntkfl.methods.NTKFL(), not {method!r}")
+        self.privacy, self.robust = settle(method, privacy, robust)
         self.model, self.all_data, self.method, self.seed, self.hold_out = model, data, method, seed, hold_out
         self.data, held = data.hold_out(hold_out, seed=seed) if hold_out else (data, None)
         self.clients_per_round = min(20, len(self.data)) if clients_per_round is None else clients_per_round
@@ -137,32 +168,34 @@ class Simulation:
             raise ConfigError(
                 f"clients per round must be from 1 to the {len(self.data)} clients there are, got {clients_per_round}"
             )
-        if data.standardization is not None and hides_clients(method):
+        if data.standardization is not None and self.privacy.hides_clients:
             raise ConfigError(
-                "standardising tells the server each client's mean and deviation, which this method would hide: "
+                "standardising tells the server each client's mean and deviation, which these settings would hide: "
                 "leave standardize out, or scale inputs by public numbers"
             )
         if method.loss == "ce" and data.classes is None:
             raise ConfigError("loss 'ce' needs class labels, but the targets are real-valued: use loss 'mse'")
         self.device = find_device(device) if device is not None else flatten(model).device
         with eager(model) as own:
-            trained, features = split_frozen(own, method, feature_folder(), self.device)
+            trained, features = split_frozen(own, self.privacy, feature_folder(), self.device)
             trained = copy.deepcopy(trained).to(self.device)
         self.task = Task(
             trained,
             data.output_dim,
             method.loss,
-            total_clients=len(self.data),
             label_smoothing=method.label_smoothing,
+            privacy=self.privacy,
+            robust=self.robust,
+            total_clients=len(self.data),
         )
         self.task.randomness = lambda round: Randomness.simulated(seed, "server", round)
         self.clients = SimulatedClients(self.data, self.task, method, seed, secret, features=features)
         self.test = self.clients.place(data.test)
         self._check_model()
-        method, self.notes = method.for_network(self.task, self.test[0][:1])
-        self.method = self.clients.method = method
+        self.task.example = torch.zeros_like(self.test[0][:1]), torch.zeros_like(self.test[1][:1])
         cheats = ByzantineClients.of(byzantine, method, seed, len(self.data), self.clients.rows)
-        self.clients.respond = answer if cheats is None else cheats.answer
+        if cheats is not None:
+            self.clients.respond = cheats.answer
         self.task.shared = None if data.shared is None else self.clients.place(data.shared)
         if held is not None:
             batches = [held.client(i) for i in range(len(held))]
@@ -174,7 +207,7 @@ class Simulation:
             model,
             self.task,
             method,
-            self._shuffled(self.local) if method.shuffle or method.secure_sum else self.local,
+            self._shuffled(self.local) if self.privacy.shuffle or self.privacy.secure_sum else self.local,
             OwnTestSet(self.test, self.task.validation),
             clients_per_round=self.clients_per_round,
             seed=seed,
@@ -183,8 +216,6 @@ class Simulation:
     def _shuffled(self, inner: Transport) -> Transport:
         from ntkfl.federation.local_shuffler import LocalShuffler  # sealing is an extra: only shuffled runs need it
 
-        if self.method.secure_sum and self.method.trains_locally and statistics(self.model):
-            raise ConfigError("statistics of batch normalisation are not summed: use group normalisation")
         return LocalShuffler(inner, self.task, self.method, self.clients.rows, self.seed)
 
     def run(
@@ -206,38 +237,12 @@ class Simulation:
         told = CallbackList([Progress(log=False)] if callbacks is None else callbacks)
         folder = RunFolder(out) if out is not None else None
         self._record_transcripts(rounds, told)
-        about = (self.model, self.all_data, self.method, self.clients_per_round, self.seed, self.hold_out)
-        described = dict(settings) if settings is not None else describe(*about)
-        described |= {"rounds": rounds, "stop_at": stop_at, "shape": self.shape(), "privacy": self._privacy(rounds)}
-        described |= {"method": describe_method(self.method)}
-        if self.byzantine is not None:
-            described |= {"byzantine": self.byzantine.model_dump(mode="json")}
-        described |= {"constant": self.server.constant} if self.server.constant else {}
-        names = {
-            "clients": self.data.client_names,
-            "classes": self.data.class_names,
-            "features": self.data.feature_names,
-        }
-        if any(names.values()):  # for people who look at the run, and for files read later: messages have numbers
-            described |= {"names": {kind: listed for kind, listed in names.items() if listed}}
-        if self.data.standardization is not None:  # the trained model needs it for whatever inputs come later
-            described |= {"standardization": Standardization.of(self.data.standardization).model_dump(mode="json")}
+        described = self._described(rounds, stop_at, settings)
         try:
             told.on_begin(rounds)
-            promises = *self.method.promise(self.clients_per_round, rounds), sum_promise(self.method)
-            for line in [*promises, *self.notes, self._whole_targets().removeprefix("; ")]:
-                if line:
-                    told.on_start(line)
-            if uncovered := described["privacy"].get("uncovered"):
-                told.on_start(f"not covered: {uncovered}")
-            samples = sum(self.data.sizes) / len(self.data) * self.clients_per_round
-            noisy = self.method.noise_advice(self.task.like, samples, self.clients_per_round, rounds)
-            odd = [
-                *scale_advice(self.all_data, hides_clients(self.method)),
-                *single_rows(self.all_data),
-                *self._large_clients(),
-            ]
-            for line in [*advice(self.method, self.task), *noisy, *odd]:
+            for line in self._notes(rounds, described["promises"]):
+                told.on_start(line)
+            for line in self._warnings(rounds):
                 if callbacks is None:
                     warnings.warn(line, stacklevel=3)  # of `train`'s caller, who has no display of lines
                 told.on_start(f"warning: {line}")
@@ -249,42 +254,78 @@ class Simulation:
         finally:
             told.on_end()
 
+    def _described(self, rounds: int, stop_at: float | None, settings: Mapping[str, Any] | None) -> dict[str, Any]:
+        """What the run's folder says of it."""
+        if settings is None:
+            about = (self.model, self.all_data, self.method, self.clients_per_round, self.seed, self.hold_out)
+            settings = describe(*about, self.privacy, self.robust)
+        said = dict(settings) | {"rounds": rounds, "stop_at": stop_at, "shape": self.shape()}
+        said |= {"method": describe_method(self.method), "promises": self._promises(rounds)}
+        if self.byzantine is not None:
+            said |= {"byzantine": self.byzantine.model_dump(mode="json")}
+        said |= {"constant": self.server.constant} if self.server.constant else {}
+        data = self.data
+        names = {"clients": data.client_names, "classes": data.class_names, "features": data.feature_names}
+        if any(names.values()):  # for people who look at the run, and for files read later: messages have numbers
+            said |= {"names": {kind: listed for kind, listed in names.items() if listed}}
+        if data.standardization is not None:  # the trained model needs it for whatever inputs come later
+            said |= {"standardization": Standardization.of(data.standardization).model_dump(mode="json")}
+        return said
+
+    def _notes(self, rounds: int, promised: Mapping[str, Any]) -> list[str]:
+        """Lines on what the run promises and on what the network decided, before the first round."""
+        lines = [*promises(self.method, self.task, self.clients_per_round, rounds), sum_promise(self.privacy)]
+        lines += ["simulated: the noise follows from the seed, and hides nothing"] if self.privacy.epsilon else []
+        lines += [*self.task.notes, self._whole_targets().removeprefix("; ")]
+        if uncovered := promised.get("uncovered"):
+            lines.append(f"not covered: {uncovered}")
+        return [line for line in lines if line]
+
+    def _warnings(self, rounds: int) -> list[str]:
+        """Lines on settings that will not do what their user may expect."""
+        lines = []
+        if "update" not in kinds_of(self.method) and statistics(self.task.model):
+            lines.append(
+                f"the network has batch normalisation, and {self.method.name} trains weights alone: running means and "
+                "variances stay as they are, which costs accuracy unless they come pretrained; use nn.GroupNorm in its "
+                "place, or a method whose clients train locally (fedavg)"
+            )
+        samples = sum(self.data.sizes) / len(self.data) * self.clients_per_round
+        lines += noise_advice(self.method, self.task, samples, self.clients_per_round, rounds)
+        lines += scale_advice(self.all_data, self.privacy.hides_clients)
+        most = self.privacy.sum_samples
+        counted = self.privacy.secure_sum and by_samples(self.method) and self.privacy.unit == "record"
+        large = sum(size > most for size in self.data.sizes) if counted else 0
+        if large:
+            have, count = ("has", "counts") if large == 1 else ("have", "count")
+            lines.append(
+                f"{plural(large, 'client')} {have} more records than sum_samples ({most:,}) and {count} for less"
+            )
+        return lines
+
     def _whole_targets(self) -> str:
         """What to say of labels where squared error may be meant for regression."""
         if self.method.loss != "mse" or self.data.classes is None or self.data.class_names or self.data.name in NAMES:
             return ""
         return "; whole-number targets are classes here: for regression make them with targets='real' (--targets real)"
 
-    def _large_clients(self) -> list[str]:
-        """A line on clients that count for fewer samples than they have, where some do."""
-        most = self.method.most_samples
-        large = 0 if most is None else sum(size > most for size in self.data.sizes)
-        if not large:
-            return []
-        have, count = ("has", "counts") if large == 1 else ("have", "count")
-        return [f"{plural(large, 'client')} {have} more records than sum_samples ({most:,}) and {count} for less"]
-
-    def _privacy(self, rounds: int) -> dict[str, Any]:
+    def _promises(self, rounds: int) -> dict[str, Any]:
         """What such a run promises, if a client is in every round and has one sample."""
-        cohort = self.clients_per_round
-        run = Participation(rounds, cohort, len(self.data), rounds, simulated=True)
+        run = Participation(rounds, self.clients_per_round, len(self.data), rounds, simulated=True)
         drawn = ", a random part of the file's rows" if "test" in self.data.description else ""
         held = f" and {self.hold_out} held-out clients" if self.hold_out else ""
         uncovered = (
             f"the {plural(len(self.test[1]), 'test sample')}{drawn}{held}: the server measures on them as they are"
         )
-        return privacy_statement(self.method, run, self.server.transport.floor, uncovered=uncovered)
+        return privacy_statement(self.method, self.task, run, self.server.transport.floor, uncovered)
 
     def _record_transcripts(self, rounds: int, told: CallbackList) -> None:
         wanted = set(told.transcript_rounds)
-        if wanted and self.method.secure_sum:
+        if wanted and self.privacy.secure_sum:
             raise ConfigError("of a secure sum the server has nothing but totals: there are no messages to record")
         if any(not 1 <= number <= rounds for number in wanted):
             raise ConfigError(f"cannot record rounds {sorted(wanted)}: the run has rounds 1 to {rounds}")
-        if wanted and self.local is None:
-            raise ConfigError("messages are recorded where clients are in this process, not where they are carried")
-        if self.local is not None:
-            self.local.record(wanted, told.on_transcript)
+        self.local.record(wanted, told.on_transcript)
 
     def shape(self) -> dict[str, Any]:
         """What the network takes and gives, and which seed projects: a name for it, never the seed."""

@@ -1,24 +1,27 @@
-"""One file a method, each readable beside its paper. `METHODS` maps the command line's names to classes."""
+"""One file per method, each readable beside its paper. `METHODS` maps the names of the command line to classes."""
 
-from ntkfl.methods.base import ClientRound, Method, Outcome, State, Task
-from ntkfl.methods.centralized import Centralized
-from ntkfl.methods.cp_ntk_fl import CPNTKFL
-from ntkfl.methods.data_share import DataShare
-from ntkfl.methods.dp_fedavg import DPFedAvg
-from ntkfl.methods.fedadam import FedAdam
-from ntkfl.methods.fedavg import FedAvg
-from ntkfl.methods.fedcom import FedCOM
-from ntkfl.methods.fednova import FedNova
-from ntkfl.methods.fedprox import FedProx
-from ntkfl.methods.ntk_fl import NTKFL
-from ntkfl.methods.private_ridge import PrivateRidge
-from ntkfl.methods.private_sums import PrivateSums
-from ntkfl.methods.qsgd import QSGD
-from ntkfl.methods.scaffold import Scaffold
-from ntkfl.methods.sum_ntk_fl import SumNTKFL
-from ntkfl.methods.sum_ridge import SumRidge
+from ntkfl.methods.averaging.centralized import Centralized
+from ntkfl.methods.averaging.data_share import DataShare
+from ntkfl.methods.averaging.fedadam import FedAdam
+from ntkfl.methods.averaging.fedavg import FedAvg
+from ntkfl.methods.averaging.fedcom import FedCOM
+from ntkfl.methods.averaging.fednova import FedNova
+from ntkfl.methods.averaging.fedprox import FedProx
+from ntkfl.methods.averaging.qsgd import QSGD
+from ntkfl.methods.averaging.scaffold import Scaffold
+from ntkfl.methods.base import Method, Outcome
+from ntkfl.methods.robust import Robust
+from ntkfl.methods.rows.cp_ntk_fl import CPNTKFL
+from ntkfl.methods.rows.ntk_fl import NTKFL
+from ntkfl.methods.sums.dp_fedavg import DPFedAvg
+from ntkfl.methods.sums.private_ridge import PrivateRidge
+from ntkfl.methods.sums.private_sums import PrivateSums
+from ntkfl.methods.sums.sum_ntk_fl import SumNTKFL, SumNTKHead
+from ntkfl.methods.sums.sum_ridge import SumRidge
+from ntkfl.methods.task import ClientRound, State, Task
+from ntkfl.privacy.settings import Privacy
 
-_SUMS = (SumNTKFL, PrivateSums, SumRidge, PrivateRidge)
+_SUMS = (SumNTKFL, SumNTKHead, PrivateSums, SumRidge, PrivateRidge)
 _AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD, DPFedAvg)
 _ALL = (NTKFL, CPNTKFL, *_SUMS, *_AVERAGES, DataShare, Centralized)
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
@@ -39,11 +42,14 @@ __all__ = [
     "FedProx",
     "Method",
     "Outcome",
+    "Privacy",
     "PrivateRidge",
     "PrivateSums",
+    "Robust",
     "Scaffold",
     "State",
     "SumNTKFL",
+    "SumNTKHead",
     "SumRidge",
     "Task",
 ]

@@ -10,10 +10,21 @@ import importlib
 import math
 from dataclasses import dataclass
 from types import ModuleType
+from typing import NamedTuple
 
 from ntkfl.extras import missing
 
 SIMULATED = "simulated: the noise follows from the run's seed and hides nothing; ε is what a deployment would have"
+
+
+class Participation(NamedTuple):
+    """How often a run uses its clients' data; `times` is the client that takes part most often."""
+
+    times: int
+    cohort: int
+    clients: int
+    rounds: int
+    simulated: bool
 
 
 @dataclass(frozen=True)

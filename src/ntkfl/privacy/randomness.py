@@ -18,7 +18,7 @@ from ntkfl.crypto.context import Secret, bind
 from ntkfl.errors import ConfigError
 from ntkfl.privacy.gaussian import quantile
 
-Purpose = Literal["noise", "labels", "batches", "quantisation", "dropout", "rounding", "lies", "moments", "steps"]
+Purpose = Literal["noise", "batches", "quantisation", "dropout", "rounding", "lies", "moments", "steps"]
 Words = NDArray[np.uint64]
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

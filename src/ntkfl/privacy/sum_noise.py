@@ -1,4 +1,4 @@
-"""Integers with discrete Gaussian noise under one budget: how far a record moves their sum, how wide the noise is.
+"""Integers with discrete Gaussian noise under one budget: how much a record changes their sum, how wide the noise is.
 
 A vector of norm at most 1 becomes integers, `GRAINS` of them per unit, rounded up or down at random. `SumBudget` gives
 each release its part of (ε, δ), and with it the width of the noise.
@@ -23,17 +23,16 @@ ROUNDING = 1e-3  # by which norms computed in float32 may be off
 _LEAST_WIDTH = 8.0  # sums of narrower discrete Gaussians are not nearly one
 
 
-def vector_change(numbers: int, counted: bool) -> float:
-    """Δ: by how much a vector of norm 1 changes a sum's rounded one of so many numbers, and its count, in integers.
+def integer_change(
+    sizes: Sequence[int], counted: bool = False, grains: int = GRAINS, rounding: float = ROUNDING
+) -> float:
+    """Δ: the 2-norm by which a record or a client changes arrays of so many integers each, and with `counted` the
+    count.
 
-    Two real vectors a distance apart, rounded by the same draws, are at most √numbers further apart.
+    Before rounding it changes each array by a norm of at most 1. Two real vectors that are a distance apart and rounded
+    by the same draws are at most √numbers further apart.
     """
-    return math.hypot(GRAINS * (1 + ROUNDING) + math.sqrt(numbers), COUNT if counted else 0)
-
-
-def moment_change(sizes: Sequence[int]) -> float:
-    """Δ of all moments of inputs, so many numbers of each layer: a sample adds a matrix of norm 1 to each."""
-    return GRAINS * (1 + ROUNDING) * math.sqrt(len(sizes)) + math.sqrt(sum(sizes))
+    return math.hypot(grains * (1 + rounding) * math.sqrt(len(sizes)) + math.sqrt(sum(sizes)), COUNT if counted else 0)
 
 
 def momentum_sums(momentum: float, steps: int) -> tuple[float, float]:
@@ -47,26 +46,25 @@ def momentum_sums(momentum: float, steps: int) -> tuple[float, float]:
 
 
 def clipped(vector: Tensor, clip: float) -> Tensor:
-    """v / clip, scaled down to norm 1 where it is longer: float64 [n]. Nothing of one whose norm is not finite."""
+    """v / clip, scaled down to norm 1 where it is longer, float64 [n]; zeros where the norm is not finite."""
     v = vector.double() / clip
     norm = v.norm()
     return v / norm.clamp_min(1) if bool(norm.isfinite()) else torch.zeros_like(v)
 
 
 def to_integers(values: Sequence[tuple[Tensor, float]], randomness: Randomness, grains: int = GRAINS) -> list[Tensor]:
-    """grains · v as integers for each (v [n], limit), cut at ±limit, rounded up with the chance of what is left."""
+    """grains · v as integers for each (v [n], limit), clamped to ±limit, rounded up with the remainder's chance."""
     uniforms = torch.from_numpy(randomness.uniforms("rounding", sum(v.numel() for v, _ in values)))
     parts = torch.split(uniforms, [v.numel() for v, _ in values])
     return [
-        ((grains * v.double().cpu()).clamp(-limit, limit) + few).floor().long()
-        for (v, limit), few in zip(values, parts, strict=True)
+        ((grains * v.double().cpu()).clamp(-limit, limit) + uniform).floor().long()
+        for (v, limit), uniform in zip(values, parts, strict=True)
     ]
 
 
 @dataclass(frozen=True)
 class SumBudget:
-    """(ε, δ) over `rounds` rounds of noisy sums. The part `once` of it goes to something that only the first round
-    releases.
+    """(ε, δ) over `rounds` rounds of noisy sums. The part `once` of it goes to what only the first round releases.
 
     The noise of `clients` clients counts in each round; `rate` is the chance of a client to be drawn in one.
     """

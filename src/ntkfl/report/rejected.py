@@ -22,7 +22,6 @@ KINDS = (
     ("clients with something rejected", "rejected_clients", "clients"),
     ("Byzantine clients", "byzantine", "clients"),
     ("clients that failed", "failed", "clients"),
-    ("attempts at a round that failed", "failed_attempts", "attempts"),
     ("the solver's way out", "solver_fallback", "rounds"),
 )
 

@@ -92,7 +92,7 @@ def _settings(config: Mapping[str, Any], at: str = "") -> dict[str, str]:
     """Every setting by its dotted name, as text."""
     flat: dict[str, str] = {}
     for key, value in config.items():
-        if not at and key in ("shape", "simulation", "privacy", "names", "standardization", "constant"):
+        if not at and key in ("shape", "simulation", "promises", "names", "standardization", "constant"):
             continue
         if isinstance(value, Mapping):
             flat |= _settings(value, f"{at}{key}.")
@@ -103,7 +103,7 @@ def _settings(config: Mapping[str, Any], at: str = "") -> dict[str, str]:
 
 def _privacy(config: Mapping[str, Any], records: Sequence[Record]) -> dict[str, Any] | None:
     """What the run's settings state of its privacy, and what its last record says is spent; None of an older run's."""
-    said = config.get("privacy")
+    said = config.get("promises")
     if not isinstance(said, Mapping):
         return None
     stated = said.get("guarantees")

@@ -1,44 +1,53 @@
 """Arrays in float16, each scaled by a power of two so that its largest value neither overflows nor vanishes.
 
-A message carries them with their exponents, and `Message.take` gives the values: nothing else sees scaled numbers.
+    value = half · 2^(exponent − 14),   2^exponent ≤ max |value| < 2^(exponent + 1)
+
+Scaling and its inverse happen where bytes are made and read; nothing else sees scaled numbers.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
+from ntkfl.errors import MessageError
+
 EXPONENTS = "exponents"
-_TOP = 14  # largest values lie in [2^14, 2^15): rounding up still stays below float16's 65504
+_TOP = 14  # the largest value lies in [2^14, 2^15): rounding up still stays below float16's 65504
 _MOST = 1100  # beyond the exponents of float64
 
 
-def pack_halves(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The arrays in float16, and `exponents` [arrays] int16, in their order: value = half · 2^(exponent − 14)."""
-    packed, exponents = {}, []
+def pack_halves(arrays: Mapping[str, Tensor], names: Collection[str]) -> Mapping[str, Tensor]:
+    """The arrays, those named in float16, and behind them `exponents` int16 [names] in their order."""
+    if not names:
+        return arrays
+    packed, exponents = dict(arrays), []
     for name, array in arrays.items():
-        exponent = int(torch.frexp(array.abs().max()).exponent) - 1 if array.numel() else 0
-        exponents.append(exponent)
-        packed[name] = _scaled(array, _TOP - exponent).half()
+        if name in names:
+            exponent = int(torch.frexp(array.abs().max()).exponent) - 1 if array.numel() else 0
+            exponents.append(exponent)
+            packed[name] = _scaled(array, _TOP - exponent).half()
     return packed | {EXPONENTS: torch.tensor(exponents, dtype=torch.int16)}
 
 
-def unpack_half(half: Tensor, exponent: int, like: Tensor) -> Tensor:
-    """The values of one array, in the type and on the device of `like`."""
-    return _scaled(half.to(like), max(-_MOST, min(_MOST, exponent)) - _TOP)
-
-
-def may_overflow(exponent: int, dtype: torch.dtype) -> bool:
-    """Halves are below 2^16, so that only large exponents can leave the range of a type."""
-    return exponent > math.frexp(torch.finfo(dtype).max)[1] - (16 - _TOP)
+def unpack_halves(arrays: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """(the arrays with every scaled half as its value in float32, the names of those)."""
+    if EXPONENTS not in arrays:
+        return arrays, ()
+    exponents = arrays.pop(EXPONENTS)
+    names = tuple(name for name, array in arrays.items() if array.dtype == torch.float16)
+    if exponents.dtype != torch.int16 or exponents.shape != (len(names),):
+        raise MessageError(f"{len(names)} float16 arrays and exponents of {exponents.dtype} {list(exponents.shape)}")
+    for name, exponent in zip(names, exponents.tolist(), strict=True):
+        arrays[name] = _scaled(arrays[name].float(), max(-_MOST, min(_MOST, exponent)) - _TOP)
+    return arrays, names
 
 
 def _scaled(array: Tensor, exponent: int) -> Tensor:
-    """array · 2^exponent, in two steps where one factor alone may be outside the range of its type."""
-    if abs(exponent) < -math.frexp(torch.finfo(array.dtype).tiny)[1]:
+    """array · 2^exponent, in two steps where one factor alone may leave the range of the type."""
+    if abs(exponent) < 120:
         return array * 2.0**exponent
     half = exponent // 2
     return array * 2.0**half * 2.0 ** (exponent - half)

@@ -17,7 +17,7 @@ from ntkfl.tangent.factored import FactoredBlock, LinearBlock
 from ntkfl.tangent.jacobian import Block, BlockJacobian, Jacobian
 from ntkfl.tangent.layers import BLOCKS
 from ntkfl.tangent.stacking import StackedJacobian
-from ntkfl.wire.message import Message
+from ntkfl.wire.message import NamedArrays
 
 
 def pack_jacobian(J: Jacobian) -> dict[str, Tensor]:
@@ -39,7 +39,7 @@ def pack_jacobian(J: Jacobian) -> dict[str, Tensor]:
     return arrays
 
 
-def unpack_jacobian(message: Message, outputs: int, columns: int, like: Tensor) -> BlockJacobian:
+def unpack_jacobian(message: NamedArrays, outputs: int, columns: int, like: Tensor) -> BlockJacobian:
     """The Jacobian in an upload, every shape and column span checked against the network's (d2, d)."""
     shape = message.take("jacobian", (2,)).tolist()
     if shape != [outputs, columns]:
@@ -65,7 +65,7 @@ def unpack_jacobian(message: Message, outputs: int, columns: int, like: Tensor) 
 
 
 def _dense(
-    message: Message, name: str, rows: int | None, outputs: int, spans: list[slice | None], like: Tensor
+    message: NamedArrays, name: str, rows: int | None, outputs: int, spans: list[slice | None], like: Tensor
 ) -> DenseBlock:
     columns = tuple(s for s in spans if s is not None)
     if not columns or len(columns) < len(spans):
@@ -75,7 +75,7 @@ def _dense(
 
 
 def _factored(
-    message: Message, i: int, rows: int | None, outputs: int, spans: list[slice | None], like: Tensor
+    message: NamedArrays, i: int, rows: int | None, outputs: int, spans: list[slice | None], like: Tensor
 ) -> FactoredBlock:
     number = 0
     settings: tuple[int, ...] = ()

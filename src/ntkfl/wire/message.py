@@ -1,101 +1,67 @@
-"""Messages between server and clients: a kind, a round and named arrays; what a Jacobian's are is in `jacobians.py`."""
+"""Messages between server and clients: a kind, a round and named arrays. `jacobians.py` says what a Jacobian's are."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ntkfl.errors import MessageError, NotFinite, unknown
 from ntkfl.wire.container import pack, pack_header, unpack
-from ntkfl.wire.halves import EXPONENTS, may_overflow, unpack_half
+from ntkfl.wire.halves import pack_halves, unpack_halves
 
-# What a message is for; the position is the byte on the wire.
-KINDS = ("weights", "upload", "candidates", "losses", "update", "data", "evaluate", "counts")
+# Questions of the server (weights, candidates) and the three kinds of reply; the position is the byte on the wire.
+KINDS = ("weights", "candidates", "rows", "update", "sums")
+
+
+class NamedArrays(Protocol):
+    """Named arrays, checked as they are taken: a message, or a parsed reply."""
+
+    @property
+    def arrays(self) -> Mapping[str, Tensor]: ...
+
+    def take(self, name: str, shape: tuple[int | None, ...] | None = None, like: Tensor | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Message:
-    """`kind` is one of KINDS; arrays by name."""
+    """`kind` is one of KINDS; arrays by name. Those named in `halves` travel as scaled float16: whoever reads the
+    message finds float32 values, never scaled numbers.
+    """
 
     kind: str
     round: int
     arrays: Mapping[str, Tensor] = field(repr=False)
+    halves: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise unknown("kind of message", self.kind, KINDS)
 
     def encode(self) -> bytes:
-        return pack(KINDS.index(self.kind), self.round, self.arrays)
-
-    def here(self) -> Message:
-        """The same in this machine's memory."""
-        return replace(self, arrays={name: array.cpu() for name, array in self.arrays.items()})
+        return pack(KINDS.index(self.kind), self.round, pack_halves(self.arrays, self.halves))
 
     def header(self) -> bytes:
-        """What its encoding begins with: kind, round, and the names, types and shapes of its arrays."""
-        return pack_header(KINDS.index(self.kind), self.round, self.arrays)
+        """What the encoding begins with: kind, round, and the names, types and shapes of all arrays."""
+        return pack_header(KINDS.index(self.kind), self.round, pack_halves(self.arrays, self.halves))
 
     @staticmethod
     def decode(payload: bytes | memoryview) -> Message:
         kind, round, arrays = unpack(payload)
         if kind >= len(KINDS):
             raise MessageError(f"message kind {kind} is unknown")
-        return Message(KINDS[kind], round, arrays)
+        arrays, halves = unpack_halves(arrays)
+        return Message(KINDS[kind], round, arrays, halves)
 
     def take(self, name: str, shape: tuple[int | None, ...] | None = None, like: Tensor | None = None) -> Tensor:
-        """The array `name`, checked: there, of this shape (None: any size), finite; moved and cast like `like`. Of a
-        scaled half its values, in float32 without `like`.
-        """
-        if name not in self.arrays:
-            there = ", ".join(map(repr, self.arrays)) or "nothing"
-            raise MessageError(f"a {self.kind!r} message of round {self.round} lacks {name!r}; it has {there:.200}")
-        value = self.arrays[name]
-        if shape is not None and (
-            value.ndim != len(shape)
-            or any(want not in (None, have) for want, have in zip(shape, value.shape, strict=True))
-        ):
-            wanted = ["any" if n is None else n for n in shape]
-            raise MessageError(f"{name!r} in a {self.kind!r} message has shape {list(value.shape)}, not {wanted}")
-        if value.is_floating_point() and not self._finite and not bool(value.isfinite().all()):
-            raise NotFinite(f"{name!r} in a {self.kind!r} message has values that are not finite")
-        if name not in self._exponents:
-            return value if like is None else value.to(device=like.device, dtype=like.dtype)
-        exponent, like = self._exponents[name], torch.empty(0) if like is None else like
-        value = unpack_half(value, exponent, like)
-        if may_overflow(exponent, like.dtype) and not bool(value.isfinite().all()):
-            raise NotFinite(f"{name!r} in a {self.kind!r} message has values that are not finite")
+        """The array `name`, checked: present, of this shape (None: any size), finite; moved and cast like `like`."""
+        value = take_array(self.arrays, name, shape, like, f"a {self.kind!r} message of round {self.round}")
+        check_finite_arrays({name: value})
         return value
-
-    @cached_property
-    def _exponents(self) -> dict[str, int]:
-        """Of arrays that travel as scaled halves: they are all of its float16 arrays, in their order."""
-        if EXPONENTS not in self.arrays:
-            return {}
-        names = [name for name, array in self.arrays.items() if array.dtype == torch.float16]
-        exponents = self.arrays[EXPONENTS]
-        if exponents.dtype != torch.int16 or exponents.shape != (len(names),):
-            raise MessageError(f"a {self.kind!r} message has {len(names)} float16 arrays and other exponents")
-        return dict(zip(names, exponents.tolist(), strict=True))
-
-    @cached_property
-    def _finite(self) -> bool:
-        """Whether the sum of all arrays is: then all elements are too. Far cheaper than looking at each, and on an
-        accelerator waited for once. A sum may overflow: then the elements decide.
-        """
-        sums = [array.sum(dtype=torch.float64) for array in self.arrays.values() if array.is_floating_point()]
-        return math.isfinite(sum(one.to(sums[0].device) for one in sums))
-
-    @cached_property
-    def read(self) -> dict[str, Any]:
-        """What a method has read of this message: validation and the round look at it, and it is decoded once."""
-        return {}
 
     def of_kind(self, kind: str) -> Message:
         if self.kind != kind:
@@ -103,39 +69,62 @@ class Message:
         return self
 
 
-def split_rows(message: Message) -> list[Message]:
-    """One message a sample, from one whose arrays have a row for each; what describes all rows stands in every one."""
-    counts = {len(array) for name, array in message.arrays.items() if not describes(name)}
+def take_array(
+    arrays: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...] | None, like: Tensor | None, where: str
+) -> Tensor:
+    """The array of this name and shape (None: any size), on the device and in the type of `like`; `MessageError` if it
+    is missing or has another shape.
+    """
+    if name not in arrays:
+        raise MessageError(f"{where} lacks {name!r}; it has {', '.join(map(repr, arrays)) or 'nothing':.200}")
+    value = arrays[name]
+    wanted = value.shape if shape is None else shape
+    if value.ndim != len(wanted) or any(n not in (None, m) for n, m in zip(wanted, value.shape, strict=True)):
+        asked = ["any" if n is None else n for n in wanted]
+        raise MessageError(f"{name!r} in {where} has shape {list(value.shape)}, not {asked}")
+    return value if like is None else value.to(device=like.device, dtype=like.dtype)
+
+
+def check_finite_arrays(arrays: Mapping[str, Tensor]) -> None:
+    """`NotFinite` for the first array with a value that is not finite.
+
+    The sum of all arrays is finite where all elements are, unless it overflows: then the elements decide. That is far
+    cheaper than looking at each, and an accelerator is waited for once.
+    """
+    real = {name: array for name, array in arrays.items() if array.is_floating_point()}
+    sums = [array.sum(dtype=torch.float64) for array in real.values()]
+    if math.isfinite(sum(one.to(sums[0].device) for one in sums)):
+        return
+    for name, array in real.items():
+        if not bool(array.isfinite().all()):
+            raise NotFinite(f"{name!r} has values that are not finite")
+
+
+def split_rows(arrays: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """One dictionary per sample, from arrays that have a row for each; what describes the network stands in all."""
+    counts = {len(array) for name, array in arrays.items() if not describes(name)}
     if len(counts) != 1:
-        raise MessageError(f"a {message.kind!r} message does not have one row a sample")
-    return [
-        Message(
-            message.kind, message.round, {n: a if describes(n) else a[i : i + 1] for n, a in message.arrays.items()}
-        )
-        for i in range(counts.pop())
-    ]
+        raise MessageError("arrays of rows that do not all have one row per sample")
+    return [{n: a if describes(n) else a[i : i + 1] for n, a in arrays.items()} for i in range(counts.pop())]
 
 
-def join_rows(rows: Sequence[Message]) -> Message:
-    """One message of all rows; they must agree in kind, round, and the names, types and shapes of their arrays."""
+def join_rows(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The arrays of all rows; they must agree in the names, types and shapes of their arrays."""
     first = rows[0]
-    for row in rows:
-        if (row.kind, row.round, list(row.arrays)) != (first.kind, first.round, list(first.arrays)):
-            raise MessageError("rows of different kinds or rounds")
+    if any(list(row) != list(first) for row in rows):
+        raise MessageError("rows with different arrays")
     arrays: dict[str, Tensor] = {}
-    for name, array in first.arrays.items():
-        same = [row.arrays[name] for row in rows]
-        if any((a.dtype, a.shape) != (array.dtype, array.shape) for a in same):
+    for name, array in first.items():
+        same = [row[name] for row in rows]
+        if any((a.dtype, a.shape[1:]) != (array.dtype, array.shape[1:]) for a in same):
             raise MessageError(f"rows whose {name!r} differ in type or shape")
         if not describes(name):
-            if array.shape[:1] != (1,):
-                raise MessageError(f"a row's {name!r} must be of one sample, not of shape {list(array.shape)}")
             arrays[name] = torch.cat(same)
         elif all(torch.equal(a, array) for a in same):
             arrays[name] = array
         else:
             raise MessageError(f"rows whose {name!r} differ")
-    return Message(first.kind, first.round, arrays)
+    return arrays
 
 
 def describes(name: str) -> bool:

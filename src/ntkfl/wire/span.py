@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import MessageError
-from ntkfl.wire.message import Message
+from ntkfl.wire.message import NamedArrays
 
 DIRECTIONS = 4
 MOST_VECTORS = 4096  # a reader makes them all, of a message that hardly grows with their number
@@ -50,7 +50,7 @@ def pack_span(vectors: Tensor) -> dict[str, Tensor]:
     return {FINE: fine, _COARSE: coarse, _STEPS: steps, _COORDINATES: coordinates.float()}
 
 
-def unpack_span(message: Message, like: Tensor) -> Tensor:
+def unpack_span(message: NamedArrays, like: Tensor) -> Tensor:
     """The vectors [S, d] of a message, d as `like` [d] has it; in its type and on its device."""
     d = like.numel()
     fine, coarse = message.take(FINE, (None, d)), message.take(_COARSE, (None, -(-d // 2)))

@@ -40,7 +40,7 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, MessageError, NotFinite, NumericalError, unknown
 from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
 from ntkfl.tangent.sparse import SparseBlock
-from ntkfl.wire.message import Message
+from ntkfl.wire.message import NamedArrays
 
 # How values travel: their type on the wire, and how many scales a row has.
 VALUES = {"float32": (torch.float32, 0), "float16": (torch.float16, 1), "8bit": (torch.uint8, 2)}
@@ -122,7 +122,9 @@ def pack_topk(J: Jacobian, values_as: str = "8bit") -> dict[str, Tensor]:
     return arrays | {f"topk.{name}": array for name, array in coded.items()}
 
 
-def unpack_topk(message: Message, outputs: int, columns: int, k: int, values_as: str, like: Tensor) -> BlockJacobian:
+def unpack_topk(
+    message: NamedArrays, outputs: int, columns: int, k: int, values_as: str, like: Tensor
+) -> BlockJacobian:
     """The sparsified Jacobian in an upload, checked against the network's (d2, d) and the run's k."""
     shape = message.take("jacobian", (2,)).tolist()
     if shape != [outputs, columns]:

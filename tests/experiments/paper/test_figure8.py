@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ntkfl_experiments.paper.deep_leakage import Settings
 from ntkfl_experiments.paper.figure8 import Curve, Point, dump, judge, run
 
-from ntkfl.audit.deep_leakage import Settings
 from ntkfl.data.catalog import locate
 
 

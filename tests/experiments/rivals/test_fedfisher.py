@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ntkfl_experiments.rivals.fedfisher import FedFisher
+from ntkfl_experiments.rivals.fedfisher import FedFisher, FisherUpdate
 from torch import Tensor, nn
 
-from ntkfl.errors import ConfigError, MessageError
+from ntkfl.errors import MessageError
 from ntkfl.methods import ClientRound, FedAvg, Task
+from ntkfl.methods.replies import Reply
 from ntkfl.tangent.losses import find_loss
 from ntkfl.tangent.parameters import call_with, unflatten
-from ntkfl.wire import Message
-from tests.methods.rounds import DIMENSIONS, play, small_clients, small_task
+from tests.methods.rounds import DIMENSIONS, ask, play, receive, small_clients, small_task
 
 LOCAL = {"lr": 0.3, "local_steps": 5}
 
@@ -22,8 +22,8 @@ def linear() -> Task:
     return Task(nn.Linear(*DIMENSIONS).double(), DIMENSIONS[1], "mse")
 
 
-def replies_of(method: FedFisher, task: Task, clients: list[ClientRound]) -> list[Message]:
-    return method.answer(task, Message("weights", 1, {"weights": task.like}), clients)
+def replies_of(method: FedFisher, task: Task, clients: list[ClientRound]) -> list[Reply]:
+    return [ask(method, task, client) for client in clients]
 
 
 def curvature(task: Task, w: Tensor, x: Tensor) -> Tensor:
@@ -99,10 +99,8 @@ def test_a_fisher_information_that_is_none_is_refused() -> None:
         name = next(name for name in replies[0].arrays if "/" in name or name == "fisher")
         values = replies[0].arrays[name]
         with pytest.raises(MessageError, match=r"is no factor|no diagonal"):
-            method.check(task, Message("update", 1, {**replies[0].arrays, name: values[..., :-1]}))
+            receive(method, task, FisherUpdate({**replies[0].arrays, name: values[..., :-1]}).message(1))
         conversation = method.round(task, method.start(task, task.like), 1, [0, 1, 2])
         next(conversation)
         with pytest.raises(MessageError, match="not positive semidefinite"):
-            conversation.send([Message("update", 1, {**replies[0].arrays, name: -1e9 * values.abs()}), *replies[1:]])
-    with pytest.raises(ConfigError, match="unknown Fisher information"):
-        FedFisher(fisher="full")
+            conversation.send([FisherUpdate({**replies[0].arrays, name: -1e9 * values.abs()}), *replies[1:]])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ntkfl_experiments.rivals.fedpm import FedPM
+from ntkfl_experiments.rivals.fedpm import FedPM, MixedUpdate
 from torch import Tensor, nn
 
 from ntkfl.errors import MessageError
 from ntkfl.methods import ClientRound, Task
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.wire import Message
-from tests.methods.rounds import DIMENSIONS, gradient, play, small_clients, small_task
+from tests.methods.rounds import DIMENSIONS, ask, broadcast, gradient, play, pooled, receive, small_clients, small_task
 
 PLAIN = {"lr": 1.0, "local_steps": 1}
 
@@ -19,10 +18,6 @@ PLAIN = {"lr": 1.0, "local_steps": 1}
 def linear(loss: str) -> Task:
     torch.manual_seed(0)
     return Task(nn.Linear(*DIMENSIONS).double(), DIMENSIONS[1], loss)
-
-
-def pooled(clients: list[ClientRound]) -> tuple[Tensor, Tensor]:
-    return torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients])
 
 
 def one_hot(y: Tensor) -> Tensor:
@@ -63,7 +58,7 @@ def test_convolutions_see_every_position() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(18, 3)).double()
     task = Task(model, 3, "ce")
     client = ClientRound(0, torch.randn(6, 1, 5, 5).double(), torch.arange(6) % 3, Randomness.simulated(0))
-    (reply,) = FedPM().answer(task, Message("weights", 1, {"weights": task.like}), [client])
+    reply = FedPM().answer(task, broadcast(task), client)
     patches = nn.functional.unfold(client.x, 3).mT.reshape(-1, 9)
     a = torch.cat([patches, torch.ones(len(patches), 1).double()], 1)
     i, j = torch.triu_indices(10, 10)
@@ -74,7 +69,7 @@ def test_convolutions_see_every_position() -> None:
 def test_a_preconditioner_that_is_none_is_refused() -> None:
     task, clients = small_task(), small_clients(5, 6, 7)
     method = FedPM()
-    replies = method.answer(task, Message("weights", 1, {"weights": task.like}), clients)
+    replies = [ask(method, task, client) for client in clients]
     name = next(name for name in replies[0].arrays if "/" in name)
     values = replies[0].arrays[name]
     for arrays in (
@@ -84,7 +79,7 @@ def test_a_preconditioner_that_is_none_is_refused() -> None:
         {"0-9+9-99/inputs": values},
     ):
         with pytest.raises(MessageError, match="is no preconditioner"):
-            method.check(task, Message("update", 1, {**replies[0].arrays, **arrays}))
+            receive(method, task, MixedUpdate({**replies[0].arrays, **arrays}).message(1))
     for arrays, why in (
         ({name: -1e6 * values}, "not positive definite"),
         ({"0-1/inputs": torch.ones(1, 1).double()}, "different networks"),
@@ -92,4 +87,4 @@ def test_a_preconditioner_that_is_none_is_refused() -> None:
         conversation = method.round(task, method.start(task, task.like), 1, [0, 1, 2])
         next(conversation)
         with pytest.raises(MessageError, match=why):
-            conversation.send([Message("update", 1, {**replies[0].arrays, **arrays}), *replies[1:]])
+            conversation.send([MixedUpdate({**replies[0].arrays, **arrays}), *replies[1:]])

@@ -11,7 +11,7 @@ import pytest
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import Refused
 from ntkfl.services.shuffler.batch import Batch
-from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.services.shuffler.store import BatchStore
 
 KEY = BatchKey(1, 0)
 DIGEST = bytes(range(32))  # of an announcement
@@ -19,7 +19,7 @@ NAMES = ("ada", "bob", "cyd", "dan")
 
 
 def batch(key: BatchKey = KEY, cohort: tuple[str, ...] = NAMES, **terms: object) -> Batch:
-    values = {"max_rows": 2, "row_bytes": 8, "min_clients": 2, "seconds": None} | terms
+    values = {"max_rows": 2, "row_bytes": 8, "min_clients": 2} | terms
     return Batch(key, cohort, **values)  # type: ignore[arg-type]
 
 
@@ -33,13 +33,13 @@ def rows_of(client: str, count: int = 2, size: int = 8) -> list[bytes]:
     return [f"{client}{i}".encode().ljust(size, b".") for i in range(count)]
 
 
-def submit_all(shuffler: Shuffler, key: BatchKey = KEY, names: tuple[str, ...] = NAMES) -> list[bytes]:
+def submit_all(shuffler: BatchStore, key: BatchKey = KEY, names: tuple[str, ...] = NAMES) -> list[bytes]:
     for name in names:
         shuffler.submit(name, said(key), rows_of(name))
     return [row for name in names for row in rows_of(name)]
 
 
-def taken(shuffler: Shuffler, client: str, key: BatchKey, rows: list[bytes]) -> bool:
+def taken(shuffler: BatchStore, client: str, key: BatchKey, rows: list[bytes]) -> bool:
     """Whether the rows were accepted; False if they were there already."""
     try:
         shuffler.submit(client, said(key), rows)
@@ -48,13 +48,6 @@ def taken(shuffler: Shuffler, client: str, key: BatchKey, rows: list[bytes]) -> 
             raise
         return False
     return True
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @contextmanager

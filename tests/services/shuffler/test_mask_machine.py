@@ -26,8 +26,8 @@ from ntkfl.crypto.masking import pack_words, sum_masks
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import Refused
 from ntkfl.services.shuffler.batch import Batch
-from ntkfl.services.shuffler.store import Shuffler
-from tests.services.shuffler.batches import Clock, on_disk
+from ntkfl.services.shuffler.store import BatchStore
+from tests.services.shuffler.batches import on_disk
 
 NAMES, FLOOR, NUMBERS, SIZE = tuple("abcd"), 2, 3, 60
 names = st.sampled_from(NAMES)
@@ -48,13 +48,13 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder, self.clock = Path(tempfile.mkdtemp()), Clock()
+        self.folder = Path(tempfile.mkdtemp())
         self.shuffler, self.revoked = self.start(), set[str]()
         self.batches: list[Sum] = []
         self.made = 0  # seeds, all of them different
 
-    def start(self) -> Shuffler:
-        return Shuffler(self.folder / "state.sqlite", floor=FLOOR, clock=self.clock)
+    def start(self) -> BatchStore:
+        return BatchStore(self.folder / "state.sqlite", floor=FLOOR)
 
     def teardown(self) -> None:
         self.shuffler.close()
@@ -77,15 +77,15 @@ class Machine(RuleBasedStateMachine):
         if far:
             self.open(FLOOR)
             self.submit(list(NAMES))
-            self.release(5.0)
+            self.release()
 
     @precondition(lambda self: not self.batches or self.last.state != "open")
     @rule(least=st.integers(FLOOR, 3))
     def open(self, least: int) -> None:
         said = Announced.of(BatchKey(len(self.batches) + 1, 0), b"%d" % len(self.batches))
-        self.shuffler.open(Batch(said.key, NAMES, 1, SIZE, least, 5.0, NUMBERS), said.digest)
+        self.shuffler.open(Batch(said.key, NAMES, 1, SIZE, least, NUMBERS), said.digest)
         self.batches.append(Sum(said))
-        self.least, self.until = least, self.clock.now + 5.0
+        self.least = least
 
     @precondition(lambda self: self.batches)
     @rule(clients=st.lists(names, min_size=2, max_size=6))
@@ -109,11 +109,10 @@ class Machine(RuleBasedStateMachine):
             last.seeds[client], last.rows[client] = seed, row
 
     @precondition(lambda self: self.batches)
-    @rule(seconds=st.sampled_from([0.0, 5.0]))
-    def release(self, seconds: float) -> None:
-        self.clock.now += seconds
-        last, waits = self.last, set(NAMES) - self.revoked - self.last.seeds.keys()
-        ready = len(last.seeds) >= self.least and (not waits or self.clock.now >= self.until)
+    @rule()
+    def release(self) -> None:
+        last = self.last
+        ready = len(last.seeds) >= self.least
         expected = None if ready or last.state == "released" else "not-ready"
         expected = {"cancelled": "cancelled", "forgotten": "forgotten"}.get(last.state, expected)
         if expected is not None:
@@ -152,6 +151,7 @@ class Machine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.shuffler.close()
         self.shuffler = self.start()
+        self.shuffler.set_revoked(frozenset(self.revoked))
 
     @invariant()
     def seeds_are_kept_as_long_as_they_are_needed(self) -> None:

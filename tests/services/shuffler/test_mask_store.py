@@ -15,7 +15,7 @@ import pytest
 from ntkfl.crypto.masking import mask, sum_masks, unpack_words
 from ntkfl.crypto.row_frames import BatchKey
 from ntkfl.errors import Refused
-from ntkfl.services.shuffler.store import Shuffler
+from ntkfl.services.shuffler.store import BatchStore
 from tests.services.shuffler.batches import DIGEST, KEY, NAMES, batch, on_disk, refusal, said
 
 NUMBERS = 5
@@ -27,18 +27,18 @@ def row_of(client: str) -> bytes:
     return client.encode().ljust(SIZES["row_bytes"], b".")
 
 
-def opened(path: Path | None = None, key: BatchKey = KEY, **terms: object) -> Shuffler:
-    shuffler = Shuffler(path, clock=lambda: 0.0)
+def opened(path: Path | None = None, key: BatchKey = KEY, **terms: object) -> BatchStore:
+    shuffler = BatchStore(path)
     shuffler.open(batch(key, **SIZES | terms), DIGEST)
     return shuffler
 
 
-def submit(shuffler: Shuffler, *clients: str, key: BatchKey = KEY) -> None:
+def submit(shuffler: BatchStore, *clients: str, key: BatchKey = KEY) -> None:
     for client in clients:
         shuffler.submit(client, said(key), [row_of(client)], SEEDS[client])
 
 
-def masks(shuffler: Shuffler, key: BatchKey = KEY) -> list[int]:
+def masks(shuffler: BatchStore, key: BatchKey = KEY) -> list[int]:
     return unpack_words(shuffler.masks(key), NUMBERS).tolist()
 
 
@@ -47,7 +47,7 @@ def expected(*clients: str, key: BatchKey = KEY) -> list[int]:
 
 
 def test_the_masks_are_those_of_exactly_the_released_clients() -> None:
-    shuffler = opened(seconds=0)
+    shuffler = opened()
     submit(shuffler, "ada", "cyd", "dan")
     with refusal("not-ready"):
         shuffler.masks(KEY)
@@ -67,7 +67,7 @@ def test_the_masks_are_those_of_exactly_the_released_clients() -> None:
 
 def test_a_batch_takes_rows_or_masked_vectors_never_both() -> None:
     """A seed among rows would be released with them; rows in a sum would have no mask."""
-    sums, rows = opened(), Shuffler()
+    sums, rows = opened(), BatchStore()
     rows.open(batch(max_rows=1, row_bytes=SIZES["row_bytes"]), DIGEST)
     with refusal("other-kind"):
         sums.submit("ada", said(), [row_of("ada")])
@@ -85,7 +85,7 @@ def test_a_cancelled_batch_keeps_nothing(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     for when in ("before", "after"):
         key = BatchKey(1 if when == "before" else 2, 0)
-        shuffler = opened(path, key, seconds=0)
+        shuffler = opened(path, key)
         submit(shuffler, "ada", "bob", key=key)
         if when == "after":
             shuffler.release(key)
@@ -118,38 +118,36 @@ def test_a_lost_seed_stops_the_release(tmp_path: Path) -> None:
     submit(shuffler, *NAMES)
     shuffler.close()
     with sqlite3.connect(path) as db:
-        db.execute(f"DELETE FROM seeds_{KEY.number} WHERE client = 'ada'")
+        db.execute(f"UPDATE cohort_{KEY.number} SET seed = NULL WHERE client = 'ada'")
     db.close()
     with refusal("storage"):
-        Shuffler(path).release(KEY)
+        BatchStore(path).release(KEY)
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.services.shuffler.test_mask_store import KEY, NAMES, Shuffler, opened, submit
+from tests.services.shuffler.test_mask_store import KEY, NAMES, BatchStore, opened, submit
 import ntkfl.services.shuffler.store as store
 
 shuffler = opened(Path(sys.argv[1]))
 submit(shuffler, *NAMES)
-real = store.release_masks
+real = store._sum_masks
 def killed(*arguments):
     real(*arguments)
     os.kill(os.getpid(), signal.SIGKILL)
-store.release_masks = killed
+store._sum_masks = killed
 shuffler.release(KEY)
 """
 
 
-def test_a_shuffler_killed_in_the_middle_of_a_release_has_not_released(tmp_path: Path) -> None:
-    """The seeds are there as before, and the release that follows is the first."""
+def test_a_shuffler_killed_in_the_middle_of_a_release_ends_it_when_it_starts(tmp_path: Path) -> None:
+    """The log says what is to be released, and nothing else ever is."""
     path = tmp_path / "state.sqlite"
     died = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=os.environ, timeout=60, check=False)
     assert died.returncode == -signal.SIGKILL
-    shuffler = Shuffler(path)
-    assert shuffler.status(KEY).state == "ready"
-    with refusal("not-ready"):
-        shuffler.masks(KEY)
+    shuffler = BatchStore(path)
+    assert shuffler.status(KEY).state == "released"
     assert sorted(shuffler.release(KEY)) == [row_of(name) for name in NAMES]
     assert masks(shuffler) == expected(*NAMES)
     assert not any(seed in on_disk(path) for seed in SEEDS.values())

@@ -12,14 +12,14 @@ from random import Random
 import pytest
 
 from ntkfl.crypto.row_frames import BatchKey
-from ntkfl.services.shuffler.store import Shuffler
-from tests.services.shuffler.batches import DIGEST, KEY, NAMES, Clock, batch, refusal, rows_of, said, submit_all, taken
+from ntkfl.services.shuffler.store import BatchStore
+from tests.services.shuffler.batches import DIGEST, KEY, NAMES, batch, refusal, rows_of, said, submit_all, taken
 
 # -- Opening ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_aggregator_cannot_ask_for_smaller_crowds_than_the_operator_allows() -> None:
-    shuffler = Shuffler(floor=3)
+    shuffler = BatchStore(floor=3)
     with refusal("below-floor"):
         shuffler.open(batch(min_clients=2), DIGEST)
     shuffler.open(batch(min_clients=3), DIGEST)
@@ -35,24 +35,19 @@ def test_the_aggregator_cannot_ask_for_smaller_crowds_than_the_operator_allows()
         {"cohort": ("ada", "bob\n")},
         {"max_rows": 0},
         {"row_bytes": 0},
-        {"seconds": -1.0},
-        {"seconds": float("nan")},
         {"min_clients": 5},
     ],
 )
 def test_terms_that_make_no_batch_are_refused(terms: dict[str, object]) -> None:
     with refusal("terms"):
-        Shuffler().open(batch(**terms), DIGEST)  # type: ignore[arg-type]
-
-
-# -- Submitting -------------------------------------------------------------------------------------------------------
+        BatchStore().open(batch(**terms), DIGEST)  # type: ignore[arg-type]
 
 
 # -- Status and release -----------------------------------------------------------------------------------------------
 
 
 def test_a_released_batch_is_read_in_pieces_of_any_size() -> None:
-    shuffler = Shuffler()
+    shuffler = BatchStore()
     shuffler.open(batch(), DIGEST)
     with refusal("not-ready"):
         shuffler.released(KEY, 0, 1)
@@ -68,7 +63,7 @@ def test_a_released_batch_is_read_in_pieces_of_any_size() -> None:
 
 
 def test_every_order_is_as_likely_as_any_other() -> None:
-    shuffler, seen, trials = Shuffler(random=Random(7)), Counter[tuple[bytes, ...]](), 2400
+    shuffler, seen, trials = BatchStore(random=Random(7)), Counter[tuple[bytes, ...]](), 2400
     names = NAMES[:2]
     for trial in range(trials):
         key = BatchKey(trial, 0)
@@ -87,7 +82,7 @@ def test_the_generator_is_the_operating_systems() -> None:
     """Two shufflers in one state, fed the same: seeded alike they agree, as made by default they do not."""
 
     def order(**options: Random) -> list[bytes]:
-        shuffler = Shuffler(**options)  # type: ignore[arg-type]
+        shuffler = BatchStore(**options)  # type: ignore[arg-type]
         shuffler.open(batch(max_rows=40), DIGEST)
         for name in NAMES:
             shuffler.submit(name, said(KEY), rows_of(name, 40))
@@ -102,48 +97,45 @@ def test_the_generator_is_the_operating_systems() -> None:
 LATER = BatchKey(1, 1)
 
 
-def begun(clock: Clock, names: tuple[str, ...] = NAMES) -> Shuffler:
-    """A round whose first exchange these clients answered before its deadline, and which was released."""
-    shuffler = Shuffler(clock=clock)
-    shuffler.open(batch(seconds=10.0), DIGEST)
+def begun(names: tuple[str, ...] = NAMES) -> BatchStore:
+    """A round whose first exchange these clients answered, and which was released."""
+    shuffler = BatchStore()
+    shuffler.open(batch(), DIGEST)
     submit_all(shuffler, names=names)
-    clock.now += 11
     shuffler.release(KEY)
     shuffler.forget(KEY)
     return shuffler
 
 
 def test_a_later_exchange_is_released_with_exactly_the_clients_of_the_first() -> None:
-    clock = Clock()
-    shuffler = begun(clock, NAMES[:3])
-    shuffler.open(batch(LATER, seconds=10.0), DIGEST)
+    shuffler = begun(NAMES[:3])
+    shuffler.open(batch(LATER), DIGEST)
     with refusal("not-asked"):  # its rows would be those without a match among the first
         shuffler.submit("dan", said(LATER), rows_of("dan"))
     submit_all(shuffler, LATER, NAMES[:2])
-    clock.now += 1e6  # and no deadline makes it ready without cyd, whose first rows would be those without a match
+    # Never without cyd, whose first rows would be those without a match.
     status = shuffler.status(LATER)
-    assert (status.state, status.clients, status.missing) == ("open", 2, ("cyd",))
+    assert (status.state, status.clients) == ("open", 2)
     with refusal("not-ready"):
         shuffler.release(LATER)
     submit_all(shuffler, LATER, ("cyd",))
-    assert shuffler.status(LATER).missing == ()
     assert len(shuffler.release(LATER)) == 6
 
 
 def test_an_old_announcement_that_comes_again_does_not_end_the_round() -> None:
-    shuffler = Shuffler()
+    shuffler = BatchStore()
     for number in (1, 2):
-        shuffler.publish(f"round {number}".encode(), key := BatchKey(number, 0), batch(key))
-        for name in NAMES:
-            shuffler.submit(name, shuffler.announced(key), rows_of(name))
+        key = BatchKey(number, 0)
+        shuffler.open(batch(key), DIGEST)
+        submit_all(shuffler, key)
         shuffler.release(key)
-    assert shuffler.publish(b"round 1", KEY, batch()) == 1
+    shuffler.open(batch(), DIGEST)
     shuffler.open(batch(BatchKey(2, 1)), DIGEST)
 
 
 def test_a_client_revoked_between_two_exchanges_ends_the_round() -> None:
-    shuffler = begun(Clock())
-    shuffler.open(batch(LATER, seconds=10.0), DIGEST)
+    shuffler = begun()
+    shuffler.open(batch(LATER), DIGEST)
     submit_all(shuffler, LATER)
     assert shuffler.status(LATER).state == "ready"
     shuffler.set_revoked(frozenset({"bob"}))
@@ -155,20 +147,19 @@ def test_a_client_revoked_between_two_exchanges_ends_the_round() -> None:
 
 
 def test_revocation_never_makes_a_crowd_too_small() -> None:
-    shuffler = Shuffler()
+    shuffler = BatchStore()
     shuffler.open(batch(cohort=("ada", "bob", "cyd")), DIGEST)
     submit_all(shuffler, names=("ada", "bob"))
-    assert shuffler.set_revoked(frozenset({"bob", "cyd"}), serial=1)
-    with refusal("not-ready"):  # all that are left have sent, but they are one
+    shuffler.set_revoked(frozenset({"bob"}))
+    with refusal("not-ready"):  # what bob had sent is gone
         shuffler.release(KEY)
-    assert shuffler.set_revoked(frozenset({"bob"}), serial=2)
     shuffler.submit("cyd", said(KEY), rows_of("cyd"))
     assert Counter(shuffler.release(KEY)) == Counter(rows_of("ada") + rows_of("cyd"))
 
 
 def test_threads_may_all_submit_at_once(tmp_path: Path) -> None:
     names = tuple(f"client-{i}" for i in range(24))
-    shuffler = Shuffler(tmp_path / "state.sqlite")
+    shuffler = BatchStore(tmp_path / "state.sqlite")
     shuffler.open(batch(cohort=names, max_rows=5, row_bytes=16), DIGEST)
     start = threading.Barrier(8)
 

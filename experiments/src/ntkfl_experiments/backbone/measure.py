@@ -18,7 +18,7 @@ from ntkfl_experiments.backbone.trials import CHOSEN_ON, CLIENTS, PARTITIONS, SE
 
 ONE_LABEL, SKEWED = "one label per client", "α = 0.1"
 RIDGE = {"name": "sum-ridge"}
-KFAC = {"name": "sum-ntk-fl", "linear_head": True, "largest": 2500}
+KFAC = {"name": "sum-ntk-head", "largest": 2500}
 _table: Table | None = None  # of a worker process
 
 
@@ -55,8 +55,8 @@ def measure(source: Path, out: Path, device: str, jobs: int) -> None:
         results.add("features", table.about)
         settings = results.add("held out / private-ridge", private.ridge_settings(table, device))
         later = _submit(pool, private.ridge_reports(settings))
-        rule = results.add("held out / rule for λ", sums.rule_for_penalty(table, device))
-        later |= _submit(pool, ridge_reports(RIDGE | {"slack": rule["best"]}))
+        results.add("held out / rule for λ", sums.rule_for_penalty(table, device))
+        later |= _submit(pool, ridge_reports(RIDGE))
         for inputs in ("last", "both"):
             for seed in SEEDS:
                 results.add(f"fewer bits, {inputs} / seed {seed}", sums.quantised(table, seed, inputs, device))

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ntkfl.methods.private_ridge import cleaned
-from ntkfl.methods.whitening import scaled_triangle, unscaled
+from ntkfl.methods.sums.private_ridge import cleaned
+from ntkfl.methods.sums.whitening import scaled_triangle, unscaled
 from ntkfl.privacy.sum_accounting import budget
 from ntkfl_experiments.backbone.trials import CHOSEN_ON, CLIENTS, SEEDS, HeadTrial, Table
 
 EPSILONS, DELTA = (3.0, 1.0), 1e-5
 CHOSEN_AT = 3.0
+GRADIENT_PRIVACY = {"epsilon": CHOSEN_AT, "delta": DELTA, "budget_rounds": 5, "noise_clients": CLIENTS}
 INPUTS = ("unit", "unit both")
 SHARES, PENALTIES = (0.4, 0.5, 0.6), (0.1, 0.2, 0.3, 0.5, 0.8, 1.2)
 
@@ -69,26 +70,19 @@ def ridge_reports(settings: dict[str, Any]) -> list[HeadTrial]:
     trials = []
     for inputs in INPUTS:
         for epsilon in EPSILONS:
-            method = {"name": "private-ridge", "epsilon": epsilon, "delta": DELTA, "noise_clients": CLIENTS}
-            method |= settings[inputs]["best"]
+            method = {"name": "private-ridge"} | settings[inputs]["best"]
+            privacy = {"epsilon": epsilon, "delta": DELTA, "noise_clients": CLIENTS}
             name = f"private-ridge ε {epsilon:g}, {inputs}"
-            trials += [HeadTrial(name, "one label per client", seed, method, 1, CLIENTS, inputs) for seed in SEEDS]
+            trials += [
+                HeadTrial(name, "one label per client", seed, method, 1, CLIENTS, inputs, privacy=privacy)
+                for seed in SEEDS
+            ]
     return trials
 
 
 def gradient_searches() -> list[HeadTrial]:
     """private-sums for five rounds on a linear head."""
-    base = {
-        "name": "private-sums",
-        "epsilon": CHOSEN_AT,
-        "delta": DELTA,
-        "budget_rounds": 5,
-        "noise_clients": CLIENTS,
-        "clip": 5.0,
-        "label_smoothing": 0.0,
-        "input_share": 0.3,
-        "momentum": 0.5,
-    }
+    base = {"name": "private-sums", "clip": 5.0, "label_smoothing": 0.0, "input_share": 0.3, "momentum": 0.5}
     return [
         HeadTrial(
             f"private-sums lr {lr} damping {damping}",
@@ -99,6 +93,7 @@ def gradient_searches() -> list[HeadTrial]:
             CLIENTS,
             "unit",
             held=True,
+            privacy=GRADIENT_PRIVACY,
         )
         for lr in (100.0, 200.0, 400.0)
         for damping in (1.0, 4.0)
@@ -108,6 +103,15 @@ def gradient_searches() -> list[HeadTrial]:
 
 def gradient_reports(chosen: HeadTrial) -> list[HeadTrial]:
     return [
-        HeadTrial("private-sums ε 3, five rounds, unit", "α = 0.1", seed, chosen.method, 5, CLIENTS, "unit")
+        HeadTrial(
+            "private-sums ε 3, five rounds, unit",
+            "α = 0.1",
+            seed,
+            chosen.method,
+            5,
+            CLIENTS,
+            "unit",
+            privacy=chosen.privacy,
+        )
         for seed in SEEDS
     ]

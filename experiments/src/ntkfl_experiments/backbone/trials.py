@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.data import Dirichlet, Federated, Shards
 from ntkfl.data.partitions import Partition
-from ntkfl.federation.build import build_method
+from ntkfl.federation.config import build_method
+from ntkfl.privacy.settings import Privacy
 
 CLIENTS, HELD_OUT = 100, 20
 SEEDS, CHOSEN_ON = (20, 21, 22), (10, 11, 12)
@@ -37,6 +38,7 @@ class HeadTrial:
     per_round: int
     inputs: str = "last"
     held: bool = False
+    privacy: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def key(self) -> str:
@@ -93,14 +95,13 @@ class Table:
         nn.init.zeros_(model.weight)
         nn.init.zeros_(model.bias)
         per_round = min(trial.per_round, len(fed))
-        options = dict(trial.method)
-        if "noise_clients" in options:
-            options["noise_clients"] = per_round
+        noise = {"noise_clients": per_round} if "noise_clients" in trial.privacy else {}
         try:
             run = ntkfl.train(
                 model,
                 fed,
-                build_method(options),
+                build_method(trial.method),
+                privacy=Privacy(**trial.privacy | noise),
                 rounds=trial.rounds,
                 clients_per_round=per_round,
                 seed=trial.seed,

@@ -24,7 +24,7 @@ CLIENTS, ALPHA, SEEDS, ROUNDS, COHORT = 10, 0.1, (20, 21, 22), 12, 5
 INITIALISATIONS = ("torch", "he")
 METHODS: dict[str, Method] = {
     "sum-ntk-fl": SumNTKFL(),
-    "fedavg": FedAvg(robust="mean", average=0.0, local_epochs=5, batch_size=20, lr=0.1),
+    "fedavg": FedAvg(local_epochs=5, batch_size=20, lr=0.1),
 }
 _DENSE = nn.Linear | nn.Conv2d
 

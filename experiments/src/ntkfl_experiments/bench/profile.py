@@ -22,16 +22,18 @@ from torch import Tensor
 
 from ntkfl.data import Dirichlet, Federated, from_clients
 from ntkfl.data.catalog import load, locate
-from ntkfl.federation import local, server
+from ntkfl.federation import server
 from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.simulation import Simulation
-from ntkfl.methods import NTKFL, Task, candidates, robust_rows
-from ntkfl.methods.candidates import Candidates
-from ntkfl.methods.ntk_upload import NTKUpload
-from ntkfl.methods.robust_rows import Gathered, RobustRows
+from ntkfl.methods import NTKFL, Task
+from ntkfl.methods.rows import ntk_fl, robust_rows
+from ntkfl.methods.rows.candidates import CandidateLosses
+from ntkfl.methods.rows.robust_rows import Gathered
+from ntkfl.methods.rows.upload import TangentRows
 from ntkfl.models import mlp
 from ntkfl.tangent import Evolution
 from ntkfl.tangent.gemm import times_transposed
+from ntkfl.wire.message import Message
 from ntkfl_experiments.bench.inputs import synthetic
 from ntkfl_experiments.bench.race import finish
 from ntkfl_experiments.bench.rows import BenchRow, Setting
@@ -39,18 +41,19 @@ from ntkfl_experiments.bench.rows import BenchRow, Setting
 REST, EVOLUTION = "everything else", "server: evolution"
 # The object, the name of the function in it, and what the part is called.
 PARTS: tuple[tuple[Any, str, str], ...] = (
-    (NTKUpload, "upload", "clients: Jacobians"),
-    (Candidates, "judge", "clients: candidates scored"),
-    (local, "through_bytes", "messages: replies encoded and decoded"),
+    (TangentRows, "of", "clients: Jacobians"),
+    (CandidateLosses, "of", "clients: candidates scored"),
+    (Message, "encode", "messages: encoded"),
+    (Message, "decode", "messages: decoded"),
     (server, "filter_replies", "server: messages read and checked"),
-    (RobustRows, "gather", "server: rows put together"),
+    (ntk_fl, "gather", "server: rows put together"),
     (robust_rows, "true_rows", "defences: rows computed again"),
     (robust_rows, "clip_rows", "defences: long rows clipped"),
     (robust_rows, "opposed", "defences: opposed rows"),
     (robust_rows, "without_outliers", "defences: outliers looked for"),
     (NTKFL, "evolve", EVOLUTION),
     (Evolution, "deltas", "server: weights of all candidates"),
-    (candidates, "pack_span", "server: candidates packed"),
+    (ntk_fl, "pack_span", "server: candidates packed"),
     (OwnTestSet, "measure", "evaluation"),
 )
 _CLIENTS = 20
@@ -93,14 +96,15 @@ class Clocks:
             yield
 
     def _timed(self, function: Any, name: str) -> Any:
-        plain: Callable[..., Any] = function.__func__ if isinstance(function, staticmethod) else function
+        bound = type(function) if isinstance(function, staticmethod | classmethod) else None
+        plain: Callable[..., Any] = function.__func__ if bound else function
 
         @wraps(plain)
         def timed(*args: Any, **kwargs: Any) -> Any:
             with self.part(name):
                 return plain(*args, **kwargs)
 
-        return staticmethod(timed) if isinstance(function, staticmethod) else timed
+        return bound(timed) if bound else timed
 
 
 class _Counting(NTKFL):
@@ -123,7 +127,9 @@ def profile(setting: Setting) -> list[BenchRow]:
     torch.manual_seed(0)
     width, hidden, rounds = math.prod(data.input_shape), *((16, 1) if setting.quick else (100, 5))
     method, network = _Counting(), mlp(width, hidden, data.output_dim)
-    federation = Simulation(network, data, method, clients_per_round=_CLIENTS, device=setting.device).server
+    federation = Simulation(
+        network, data, method, clients_per_round=_CLIENTS, robust="on", device=setting.device
+    ).server
     federation.play(1)  # plans, caches, and on a GPU its libraries: once in a run
     method._flop, method._products = 0.0, 0
     clocks, samples, peak = Clocks(setting.device), 0, 0.0

@@ -5,16 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ntkfl.federation.local import through_bytes
-from ntkfl.federation.round_driver import drive
 from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import NTKFL, ClientRound, Task
-from ntkfl.methods.base import Outgoing
+from ntkfl.methods.rows.candidates import CandidateLosses
 from ntkfl.models import mlp
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent import PAPER_STEPS, Evolution, concatenate, evolve, jacobian
 from ntkfl.tangent.losses import targets
 from ntkfl.wire import Message
+from ntkfl.wire.span import pack_span, unpack_span
 from ntkfl_experiments.bench.dense import DenseWay, explicit_steps
 from ntkfl_experiments.bench.inputs import fashion, synthetic
 from ntkfl_experiments.bench.memory import update_peak
@@ -63,22 +62,25 @@ class _Case:
         """Every client's Jacobian, the evolution, and all candidates scored by the cohort; every message encoded,
         checked and decoded, as a simulation does it.
         """
-        method = self.method(kernel)
-
-        def exchange(outgoing: Outgoing) -> list[Message]:
+        method, task = self.method(kernel), self.task
+        conversation = method.round(task, method.start(task, task.like), 1, [client.id for client in self.clients])
+        outgoing = next(conversation)
+        while True:
             assert isinstance(outgoing, Message)
-            replies = method.answer(self.task, Message.decode(outgoing.encode()), self.clients)
-            received = [reply for reply, _ in through_bytes(replies)]
-            return filter_replies(method, self.task, received).replies
-
-        numbers = [client.id for client in self.clients]
-        return drive(method, self.task, method.start(self.task, self.task.like), 1, numbers, exchange).state["weights"]
+            question = Message.decode(outgoing.encode())
+            sent = [method.answer(task, question, client).message(1).encode() for client in self.clients]
+            kind = method.replies[question.kind]
+            try:
+                outgoing = conversation.send(filter_replies(kind, task, [Message.decode(one) for one in sent]).replies)
+            except StopIteration as end:
+                new: Tensor = end.value.state["weights"]
+                return new
 
     def score(self) -> object:
         """The candidates' losses: what a dense round pays as well."""
-        candidates = self.task.like.expand(len(self.steps), -1)
-        method = self.method()
-        return method.answer(self.task, Message("candidates", 1, method.packed(candidates)), self.clients)
+        question = Message("candidates", 1, pack_span(self.task.like.expand(len(self.steps), -1)))
+        candidates = unpack_span(question, self.task.like)
+        return [CandidateLosses.of(self.task, candidates, client) for client in self.clients]
 
     def descend(self, steps: tuple[int, ...], kernel: str = "full", rows: int | None = None) -> Evolution:
         J = self.J if rows is None else self.J[:rows]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ntkfl.methods.additive import Addend
+from ntkfl.methods.replies import Addend
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 from ntkfl_experiments.bench.race import race
@@ -29,7 +29,7 @@ def _crowd(clients: int, numbers: int, setting: Setting) -> list[BenchRow]:
     from ntkfl.crypto.row_frames import Announced, BatchKey, unpack_rows
     from ntkfl.federation.secure_sum import SumSchema, mask_reply, open_sum
     from ntkfl.services.shuffler.batch import Batch
-    from ntkfl.services.shuffler.store import Shuffler
+    from ntkfl.services.shuffler.store import BatchStore
 
     announced, opener = Announced.of(key := BatchKey(1, 0), b"bench"), SealingKey.generate()
     vector = torch.randn(numbers, generator=torch.Generator().manual_seed(0))
@@ -39,10 +39,10 @@ def _crowd(clients: int, numbers: int, setting: Setting) -> list[BenchRow]:
     words = schema.encode(summand, Randomness.simulated(0))
     names = tuple(f"client-{i}" for i in range(clients))
     bodies = [mask_reply(words, opener.public, "bench", "bench", announced) for _ in names]
-    asked = Batch(key, names, 1, schema.sealed_bytes, clients, None, schema.numbers)
+    asked = Batch(key, names, 1, schema.sealed_bytes, clients, schema.numbers)
 
     with tempfile.TemporaryDirectory() as folder:
-        shuffler = Shuffler(Path(folder) / "state.sqlite")
+        shuffler = BatchStore(Path(folder) / "state.sqlite")
 
         def take() -> None:
             shuffler.open(asked, announced.digest)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,8 +17,7 @@ from torch import Tensor
 from ntkfl.methods import ClientRound, SumNTKFL, Task
 from ntkfl.models import mlp
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.tangent.sums import SAMPLES
-from ntkfl.wire import Message
+from ntkfl.wire.message import Message
 from ntkfl_experiments.bench.inputs import fashion, synthetic
 from ntkfl_experiments.bench.memory import peak_bytes, reset_peak
 from ntkfl_experiments.bench.rows import BenchRow, Setting
@@ -60,16 +60,13 @@ def _row(what: str, one: dict[str, float], ours: bool = False) -> BenchRow:
     return BenchRow(what, one["seconds"], note=note, details=one, ours=ours)
 
 
-def add_up(method: SumNTKFL, task: Task, replies: Iterable[Message]) -> Message:
+def add_up(replies: Iterable[Message]) -> Message:
     """Several clients' replies, or sums of them, as one: an aggregator's message, which a server reads as a reply."""
-    total, number = None, 0
+    total, number, halves = dict[str, Tensor](), 0, tuple[str, ...]()
     for reply in replies:
-        one, number = method.read(task, reply, task.like), reply.round
-        total = one if total is None else total.plus(one)
-    assert total is not None
-    arrays = {name: array for name, array in total.sums.arrays.items() if name != SAMPLES}
-    counts = {SAMPLES: total.sums.arrays[SAMPLES].long(), "fresh": total.fresh.long(), "losses": total.losses}
-    return Message("update", number, arrays | counts)
+        total = {name: array + total[name] if total else array for name, array in reply.arrays.items()}
+        number, halves = reply.round, reply.halves
+    return Message("sums", number, total, halves)
 
 
 def climb(clients: range, ask: Callable[[int], Message], add: Callable[[Iterable[Message]], Message]) -> Message:
@@ -118,11 +115,17 @@ def _drawn(i: int, pool: int) -> Tensor:
     return torch.randint(pool, (_SAMPLES,), generator=torch.Generator().manual_seed(i))
 
 
+class SumsOfMany(SumNTKFL):
+    """In a tree no single client's step can be limited."""
+
+    step_limit: ClassVar[float] = 0.0
+
+
 def through_a_tree(
     model: torch.nn.Module, x: Tensor, y: Tensor, clients: int, device: torch.device
 ) -> dict[str, float]:
-    """One round of `SumNTKFL`: every message in its bytes, the method's own server at the top of the tree."""
-    method = SumNTKFL(step_limit=0)  # in a tree no single client's step can be bounded
+    """One round of `sum-ntk-fl`: every message in its bytes, the method's own server at the top of the tree."""
+    method = SumsOfMany()
     task = Task(model.to(device), 10, method.loss, label_smoothing=method.label_smoothing)
     x, y = x.to(device), y.to(device)
     spent = {"asking": 0.0, "reply": 0.0}
@@ -136,18 +139,18 @@ def through_a_tree(
         at = time.perf_counter()
         own = _drawn(i, len(y)).to(device)
         client = ClientRound(i, x[own], y[own], Randomness.simulated(i))
-        sent = method.answer(task, heard, [client])[0].encode()
+        sent = method.answer(task, heard, client).message(1).encode()
         spent["asking"] += time.perf_counter() - at
         spent["reply"] = len(sent)
         return Message.decode(sent)
 
     def add(replies: Iterable[Message]) -> Message:
-        return Message.decode(add_up(method, task, replies).encode())
+        return Message.decode(add_up(replies).encode())
 
     top = climb(range(clients), ask, add)
     added = time.perf_counter()
     with suppress(StopIteration):
-        conversation.send([top])
+        conversation.send([method.replies["weights"].parse(top, task)])
     ended = time.perf_counter()
     return {
         "seconds": (added - began) / clients,  # the server's step is the same for any number of clients
@@ -166,8 +169,6 @@ def trained_with(model: torch.nn.Module, x: Tensor, y: Tensor, clients: int, dev
     pairs = [(x[at : at + _SAMPLES], y[at : at + _SAMPLES]) for at in (i % (_POOL - _SAMPLES) for i in range(clients))]
     fed = ntkfl.data.from_clients(pairs, test=(x[:50], y[:50]))
     began = time.perf_counter()
-    run = ntkfl.train(
-        model, fed, SumNTKFL(step_limit=0), rounds=1, clients_per_round=clients, device=device, callbacks=[]
-    )
+    run = ntkfl.train(model, fed, SumsOfMany(), rounds=1, clients_per_round=clients, device=device, callbacks=[])
     seconds = (time.perf_counter() - began) / clients
     return {"seconds": seconds, "reply": run.history[-1]["uplink_bytes"] / clients}

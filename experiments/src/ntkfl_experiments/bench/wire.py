@@ -16,7 +16,7 @@ def wire(setting: Setting) -> list[BenchRow]:
     from ntkfl.crypto.hpke import SealingKey
     from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, seal_rows  # sealing is an extra
     from ntkfl.services.shuffler.batch import Batch
-    from ntkfl.services.shuffler.store import Shuffler
+    from ntkfl.services.shuffler.store import BatchStore
 
     announced = Announced.of(key := BatchKey(1, 0), b"bench")
     N, n, k = (20, 2_111, 63) if setting.quick else (1200, 211_100, 6_333)
@@ -29,7 +29,7 @@ def wire(setting: Setting) -> list[BenchRow]:
     names = tuple(f"client-{i}" for i in range(20))
 
     def shuffle() -> list[bytes]:
-        shuffler, own = Shuffler(), N // len(names)
+        shuffler, own = BatchStore(), N // len(names)
         shuffler.open(Batch(key, names, own, len(sealed[0]), len(names)), announced.digest)
         for i, name in enumerate(names):
             shuffler.submit(name, announced, sealed[i * own : (i + 1) * own])

@@ -14,9 +14,11 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ntkfl.methods import NTKFL, FedAvg
-from ntkfl.methods.base import ClientRound, Method, Task
+from ntkfl.methods.base import Method
+from ntkfl.methods.task import ClientRound, Task
 from ntkfl.models import cnn, mlp
 from ntkfl.privacy.randomness import Randomness
+from ntkfl.privacy.settings import Privacy
 from ntkfl.report.curves import COLOURS
 from ntkfl.tangent import evolve, jacobian
 from ntkfl.tangent.parameters import flatten
@@ -31,11 +33,11 @@ CANDIDATES = (1, 2, 5, 10, 20, 40)
 LOCAL_STEPS = 10  # τ “is often on the order of magnitude of 10” (Remark 2)
 WEIGHTS = 79_510  # of the 784-100-10 network
 SENT = (10, 25, 50, 100)  # samples of an upload: dense, 100 are 318 MB
-UPLOADS = {
-    "Jacobian, dense": NTKFL(codec="dense"),
-    "Jacobian, factored": NTKFL(codec="factored"),
-    "Jacobian, top 3 %, 8 bit": NTKFL(sparsity=0.97, values="8bit"),
-    "weights (FedAvg)": FedAvg(local_steps=1),
+UPLOADS: dict[str, tuple[Method, Privacy]] = {
+    "Jacobian, dense": (NTKFL(form="dense"), Privacy()),
+    "Jacobian, factored": (NTKFL(form="factored"), Privacy()),
+    "Jacobian, top 3 %, 8 bit": (NTKFL(), Privacy(sparsity=0.97, values="8bit")),
+    "weights (FedAvg)": (FedAvg(local_steps=1), Privacy()),
 }
 
 
@@ -191,7 +193,7 @@ def client_time(key: Mapping[str, Any]) -> dict[str, float]:
         "gradient": gradient,
         "factored": lambda: task.jacobian(start, x, "factored"),
         "dense": lambda: task.jacobian(start, few, "dense"),
-        "local": lambda: averaging.answer(task, _question(task), [ClientRound(0, x, y, Randomness.simulated(0))]),
+        "local": lambda: averaging.answer(task, _question(task), ClientRound(0, x, y, Randomness.simulated(0))),
     }
     timed = race(ways, turns=5, setting=Setting(device=torch.device(key["device"])))
     scale = {"dense": len(x) / len(few)}
@@ -201,13 +203,12 @@ def client_time(key: Mapping[str, Any]) -> dict[str, float]:
 def upload_bytes(key: Mapping[str, Any]) -> dict[str, int]:
     """Bytes of a client's encoded upload by each method, for so many samples."""
     model, x, y = _problem("mlp", key["samples"], "cpu")
-    task = Task(model, 10, "ce")
-    return {name: _sent(method, task, x, y) for name, method in UPLOADS.items()}
-
-
-def _sent(method: Method, task: Task, x: Tensor, y: Tensor) -> int:
-    (answer,) = method.answer(task, _question(task), [ClientRound(0, x, y, Randomness.simulated(0))])
-    return len(answer.encode())
+    client = ClientRound(0, x, y, Randomness.simulated(0))
+    sent = {}
+    for name, (method, privacy) in UPLOADS.items():
+        task = Task(model, 10, "ce", privacy=privacy)
+        sent[name] = len(method.answer(task, _question(task), client).message(1).encode())
+    return sent
 
 
 def _question(task: Task) -> Message:

@@ -17,15 +17,15 @@ from ntkfl.audit.measures import guesses, ssim
 from ntkfl.audit.membership import advantage
 from ntkfl.audit.received import rows_of
 from ntkfl.federation.config import DataConfig, RunConfig
-from ntkfl.methods import NTKFL
-from ntkfl.methods.base import ClientRound, Task
+from ntkfl.methods.rows.upload import TangentRows
+from ntkfl.methods.task import Task
 from ntkfl.models import mlp
-from ntkfl.privacy.randomness import Randomness
+from ntkfl.privacy.settings import Privacy
 from ntkfl.wire import Message
 from ntkfl_experiments.bench.inputs import fashion
 
 SHUFFLED = 0.9  # sparsity of the rows that the shuffler permutes: the paper sets it “above 80 %–90 %”
-PROJECTED: dict[str, Any] = {"name": "ntk-fl", "projected_dim": 100, "subsample_rate": 0.4}  # the paper's d1' and β
+PROJECTED = Privacy(projected_dim=100, subsample_rate=0.4)  # the paper's d1' and β
 PAIRS = 400  # rows whose inputs the server knows from elsewhere
 
 
@@ -39,12 +39,9 @@ def read_shuffled(key: Mapping[str, Any]) -> dict[str, float]:
     x, y, others, public = pictures[:count], labels[:count], pictures[count : 2 * count], pictures[2 * count :]
     torch.manual_seed(key["seed"])
     model = mlp(784, 100, 10)
-    method = NTKFL(sparsity=SHUFFLED)
-    task = Task(model, 10, "ce")
-    answer = method.answer(
-        task, Message("weights", 1, {"weights": task.like}), [ClientRound(0, x, y, Randomness.simulated(0))]
-    )[0]
-    J = method.read_rows(task, Message.decode(answer.encode())).J
+    task = Task(model, 10, "ce", privacy=Privacy(sparsity=SHUFFLED))
+    sent = TangentRows.of(task, task.like, x, y).message(1).encode()
+    J = TangentRows.parse(Message.decode(sent), task).J
     order = torch.randperm(count, generator=torch.Generator().manual_seed(key["seed"]))
     prior = gaussian_prior(public)
     began = time.perf_counter()
@@ -77,13 +74,14 @@ def read_projected(key: Mapping[str, Any]) -> dict[str, float]:
         clients_per_round=key["clients"],
         seed=seed,
         data=DataConfig(dataset="fashion-mnist", clients=300, alpha=0.1),
-        method=PROJECTED,
+        method={"name": "ntk-fl"},
+        privacy=PROJECTED,
     )
     heard = capture(config, 1)
     helped = next(f for f in reconstruction.attack(heard, seed) if f.measure == "SSIM")
     return {
         "rows": len(heard.aligned()[1]),
-        "dimensions": PROJECTED["projected_dim"],
+        "dimensions": PROJECTED.projected_dim or 0,
         **_without_P(heard, seed),
         "with P": helped.mean,
         "guess beside P": helped.guess,

@@ -23,15 +23,16 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ntkfl.audit.analytic import gaussian_prior, invert
-from ntkfl.audit.deep_leakage import Settings, match_jacobian, reconstruct
 from ntkfl.audit.measures import guesses, psnr, ssim
 from ntkfl.data import load
 from ntkfl.federation.build import build_network
 from ntkfl.federation.config import ModelConfig
-from ntkfl.methods import NTKFL, ClientRound, Task
-from ntkfl.methods.base import Method
-from ntkfl.privacy.randomness import Randomness
+from ntkfl.methods.rows.upload import TangentRows
+from ntkfl.methods.task import Task
+from ntkfl.privacy.settings import Privacy
+from ntkfl.tangent import Jacobian
 from ntkfl.wire import Message
+from ntkfl_experiments.paper.deep_leakage import Settings, match_jacobian, reconstruct
 from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict
 from ntkfl_experiments.paper.settings import QUICK_CHOICE
 
@@ -111,7 +112,7 @@ def run(
     originals = pictures(x)
     points = []
     for sparsity in sparsities:
-        J = _received(NTKFL(sparsity=sparsity), task, x, y)
+        J = _received(Task(model, dataset.output_dim, "ce", privacy=Privacy(sparsity=sparsity)), x, y)
         dense = J.dense()
         for attack in ATTACKS:
             if attack == "analytic":
@@ -142,11 +143,10 @@ def train(model: nn.Module, x: Tensor, y: Tensor, steps: int, batch: int = 200, 
         optimiser.step()
 
 
-def _received(method: Method, task: Task, x: Tensor, y: Tensor) -> Any:
-    """The Jacobian as the aggregator has it: through the client's answer, its bytes, and back."""
-    question = Message("weights", 1, {"weights": task.like})
-    (answer,) = method.answer(task, question, [ClientRound(0, x, y, Randomness.simulated(0))])
-    return method.read_rows(task, Message.decode(answer.encode())).J
+def _received(task: Task, x: Tensor, y: Tensor) -> Jacobian:
+    """The Jacobian as the aggregator has it: through a client's reply, its bytes, and back."""
+    sent = TangentRows.of(task, task.like, x, y).message(1).encode()
+    return TangentRows.parse(Message.decode(sent), task).J
 
 
 def monotone(curve: Curve, attack: str) -> bool:

@@ -42,7 +42,7 @@ def figure3(context: Context) -> ItemResult:
     entries = [
         member
         for label in (PAPER, OURS, FEDAVG)
-        for member in (entry(label, context), entry(primed(label), context, like=label, **reduced))
+        for member in (entry(label, context), entry(primed(label), context, like=label, privacy=reduced))
     ]
     with context.pool() as pool:
         rows, searches = context.compare(comparison(name, context, data, entries, rounds=rounds, seeds=seeds), pool)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ntkfl.compare.spec import Comparison, Entry, Search
 from ntkfl.federation.config import DataConfig
+from ntkfl.privacy.settings import Privacy
 from ntkfl.tangent import PAPER_STEPS
 from ntkfl_experiments.paper.item import Context
 
@@ -35,7 +36,14 @@ CHOICES = [
 QUICK_CHOICE = "quick: one seed, fewer rounds, four settings a baseline; the paper's setting is --scale full"
 
 LABELLED: dict[str, dict[str, Any]] = {
-    PAPER: {"name": "ntk-fl", "kernel": "trace", "scheme": "paper", "average": 0, "steps": list(PAPER_STEPS)},
+    PAPER: {
+        "name": "ntk-fl",
+        "kernel": "trace",
+        "scheme": "paper",
+        "average": 0,
+        "label_smoothing": 0,
+        "steps": list(PAPER_STEPS),
+    },
     OURS: {"name": "ntk-fl"},
     CENTRAL: {"name": "centralized", "average": 0},
     SHARE: {"name": "data-share", "average": 0, "batch_size": BATCH, "warm_steps": WARM_STEPS},
@@ -46,11 +54,14 @@ LABELLED: dict[str, dict[str, Any]] = {
 }
 
 
-def entry(label: str, context: Context, rounds: int | None = None, **more: Any) -> Entry:
+def entry(
+    label: str, context: Context, rounds: int | None = None, privacy: dict[str, Any] | None = None, **more: Any
+) -> Entry:
     """One curve of the paper, with the grid it searches; `more` are options beside those the label stands for."""
     name = more.pop("like", label)
     method = LABELLED[name] | more
-    return Entry(label=label, method=method, grid=grid_of(method, context.quick), rounds=rounds)
+    grid = grid_of(method, context.quick)
+    return Entry(label=label, method=method, privacy=Privacy(**privacy or {}), grid=grid, rounds=rounds)
 
 
 def grid_of(method: dict[str, Any], quick: bool) -> dict[str, tuple[float, ...]]:

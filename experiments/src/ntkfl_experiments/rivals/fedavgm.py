@@ -6,17 +6,16 @@ Federated averaging whose server has momentum: the averaged update is added to w
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.methods.base import Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.fedavg import FedAvg
-from ntkfl.methods.local_training import mean_loss
-from ntkfl.wire import Message
+from ntkfl.methods.averaging.fedavg import FedAvg
+from ntkfl.methods.base import Round
+from ntkfl.methods.task import State, Task
 
 
 class FedAvgM(FedAvg):
@@ -30,13 +29,10 @@ class FedAvgM(FedAvg):
     def start(self, task: Task, weights: Tensor) -> State:
         return super().start(task, weights) | {"velocity": torch.zeros_like(weights)}
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, list[Message], Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         w = state["weights"]
-        replies = yield Message("weights", round, {"weights": w})
-        p = self.client_weights(replies, w)
-        delta = self.combine((w - self.take(reply, "weights", w) for reply in replies), p)
+        replies = yield self.question(state, round)
+        p = self.shares(task, replies)
+        delta = w - self.combined(task, replies, p, "weights", w)
         velocity = self.momentum * state["velocity"] + delta
-        new = check_finite(w - self.server_lr * velocity, "the model after the server's step")
-        return Outcome({"weights": new, "velocity": velocity}, mean_loss(replies, p))
+        return self.outcome(replies, p, state | {"weights": w - self.server_lr * velocity, "velocity": velocity})

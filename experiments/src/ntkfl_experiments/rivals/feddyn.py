@@ -6,16 +6,24 @@ losses with these terms are stationary, so is their mean without them: local tra
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.local_training import LocalTraining, mean_loss, report, take_vector
-from ntkfl.wire import Message
+from ntkfl.methods.averaging.local_training import LocalTraining
+from ntkfl.methods.base import Round
+from ntkfl.methods.replies import Update
+from ntkfl.methods.task import ClientRound, State, Task, check_finite
+from ntkfl.wire.message import Message
+
+
+class DynUpdate(Update):
+    """w_m as `weights`."""
+
+    additive = False  # the server counts the clients that replied
 
 
 class FedDyn(LocalTraining):
@@ -27,31 +35,27 @@ class FedDyn(LocalTraining):
     """
 
     paper: ClassVar[str] = "Acar et al. 2021"
+    replies: ClassVar[Mapping[str, type[Update]]] = {"weights": DynUpdate}
 
     alpha: float = Field(0.1, gt=0, description="α, how strongly clients are held to the weights they agree on")
 
     def start(self, task: Task, weights: Tensor) -> State:
         return super().start(task, weights) | {"h": torch.zeros_like(weights)}
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, list[Message], Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         w = state["weights"]
-        replies = yield Message("weights", round, {"weights": w})
-        p = self.client_weights(replies, w)
-        mean = self.combine((self.take(reply, "weights", w) for reply in replies), p, w)
-        h = check_finite(
-            state["h"] - self.alpha * len(replies) / task.total_clients * (mean - w), "the server's memory h"
-        )
-        new = check_finite(mean - h / self.alpha, "the averaged model")
-        return Outcome({"weights": new, "h": h}, mean_loss(replies, p), reported=mean)
+        replies = yield self.question(state, round)
+        p = self.shares(task, replies)
+        mean = self.combined(task, replies, p, "weights", w)
+        h = state["h"] - self.alpha * len(replies) / task.total_clients * (mean - w)
+        check_finite(h, "the server's memory h")
+        outcome = self.outcome(replies, p, state | {"weights": mean - h / self.alpha, "h": h})
+        outcome.reported = mean
+        return outcome
 
-    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
-        w = take_vector(message, "weights", "weights", task.like)
-        own = torch.stack([client.memory.get("gradient", torch.zeros_like(w)).to(w) for client in clients])
-        result = self.train(task, w, clients, lambda gradients, v: gradients - own + self.alpha * (v - w))
-        replies = []
-        for client, before, w_m, loss in zip(clients, own, *result, strict=True):
-            client.memory["gradient"] = before - self.alpha * (w_m - w)
-            replies.append(Message("update", message.round, {"weights": w_m} | report(client, loss)))
-        return replies
+    def answer(self, task: Task, question: Message, client: ClientRound) -> Update:
+        w = self.begin(task, question)
+        own = client.memory.get("gradient", torch.zeros_like(w)).to(w)
+        trained = self.train(task, w, client, lambda gradient, v: gradient - own + self.alpha * (v - w))
+        client.memory["gradient"] = own - self.alpha * (trained.weights - w)
+        return self.update(client, trained, weights=trained.weights)

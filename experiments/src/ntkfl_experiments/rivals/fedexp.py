@@ -6,18 +6,23 @@ it, by a step that it computes anew in every round. Iterates then swing, so the 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from ntkfl.methods.base import Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.fedavg import FedAvg
-from ntkfl.methods.local_training import UPDATE_LIMIT, mean_loss
-from ntkfl.methods.robust import clip_factors
-from ntkfl.wire import Message
+from ntkfl.methods.averaging.fedavg import FedAvg
+from ntkfl.methods.base import Round
+from ntkfl.methods.replies import Update
+from ntkfl.methods.robust import UPDATE_LIMIT, clip_factors
+from ntkfl.methods.task import State, Task
+
+
+class ExpUpdate(Update):
+    """w_m as `weights`."""
+
+    additive = False  # the server needs each client's length
 
 
 class FedExP(FedAvg):
@@ -27,31 +32,23 @@ class FedExP(FedAvg):
     """
 
     paper: ClassVar[str] = "Jhunjhunwala et al. 2023"
-    additive: ClassVar[bool] = False
+    replies: ClassVar[Mapping[str, type[Update]]] = {"weights": ExpUpdate}
 
     epsilon: float = Field(1e-3, gt=0, description="ε, beside the mean update's square: how far the step may go")
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, list[Message], Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         w = state["weights"]
-        replies = yield Message("weights", round, {"weights": w})
-        p = self.client_weights(replies, w)
-        updates = [self.take(reply, "weights", w) - w for reply in replies]
-        delta = self.combine(updates, p)
-        step = max(1.0, self._mean_square(updates, p) / (2 * (_square(delta) + self.epsilon)))
-        new = check_finite(w + step * delta, "the extrapolated model")
-        # The first of all weights are no iterate of the server's.
-        reported = new if round == 1 else (w + new) / 2
-        return Outcome({"weights": new}, mean_loss(replies, p), diagnostics={"server_step": step}, reported=reported)
-
-    def _mean_square(self, updates: Sequence[Tensor], p: Tensor) -> float:
-        """Σ_m p_m ‖Δ_m‖², of updates no longer than those of which `combine` makes the mean."""
-        lengths = torch.tensor([_square(update) for update in updates], dtype=torch.float64).sqrt()
-        if self.robust != "mean":
+        replies = yield self.question(state, round)
+        p = self.shares(task, replies)
+        delta = self.combined(task, replies, p, "weights", w) - w
+        lengths = torch.stack([(reply.vector("weights", w) - w).double().norm() for reply in replies])
+        if task.robust.updates != "mean":  # no longer than those of which `combined` makes the mean
             lengths = lengths * clip_factors(lengths, UPDATE_LIMIT)
-        return float((p.cpu().double() * lengths.square()).sum())
-
-
-def _square(vector: Tensor) -> float:
-    return float(vector.double().square().sum())
+        mean_square = float(p.double() @ lengths.square())
+        step = max(1.0, mean_square / (2 * (float(delta.double().square().sum()) + self.epsilon)))
+        new = w + step * delta
+        outcome = self.outcome(replies, p, state | {"weights": new}, server_step=step)
+        outcome.reported = (
+            new if round == 1 else (w + new) / 2
+        )  # the first weights of all are no iterate of the server's
+        return outcome

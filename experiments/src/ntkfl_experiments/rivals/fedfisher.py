@@ -6,23 +6,25 @@ be elsewhere. The server finds the weights that cost all of them least. Meant fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.errors import MessageError, unknown
-from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.local_training import LocalTraining, mean_loss, report, take_vector, weighted_sum
+from ntkfl.errors import MessageError
+from ntkfl.methods.averaging.local_training import LocalTraining
+from ntkfl.methods.base import Round
+from ntkfl.methods.replies import WEIGHTS, Update
+from ntkfl.methods.robust import weighted_sum
+from ntkfl.methods.task import ClientRound, State, Task
 from ntkfl.tangent.build import numbers_at_once
 from ntkfl.tangent.curvature import curvature_sums
 from ntkfl.tangent.losses import find_loss
 from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES, Factor, Layer, Sums, uncovered
-from ntkfl.wire import Message
+from ntkfl.wire.message import Message
 
-FISHERS = ("kfac", "diagonal")
 _DIAGONAL = "fisher"
 _LARGEST = 2**31  # rows of a factor: every one is sent whole
 _MOST = 100  # conjugate gradient steps of the server
@@ -58,6 +60,47 @@ class Fisher(NamedTuple):
         return out
 
 
+class FisherUpdate(Update):
+    """w_m as `weights`, and F_m: its diagonal as `fisher`, or factors of layers and the rest's diagonal."""
+
+    additive = False
+
+    def fisher(self, like: Tensor) -> Fisher:
+        """F_m, everything checked, of the type and on the device of weights `like` [d]."""
+        names = [name for name in self.arrays if name in (_DIAGONAL, REST) or "/" in name]
+        arrays = {name: self.take(name, None, like) for name in names}
+        everything = torch.arange(like.numel(), device=like.device)
+        if _DIAGONAL in arrays:
+            if arrays.keys() != {_DIAGONAL} or arrays[_DIAGONAL].shape != like.shape:
+                raise MessageError(f"a Fisher information that is no diagonal of {like.numel()} weights")
+            return Fisher([], everything, arrays[_DIAGONAL])
+        shaped = Sums({GRADIENT: like, **arrays}).layers()
+        blocks = []
+        for one in shaped:
+            if one.inputs is None:
+                raise MessageError(f"one factor of two of the layer at columns {one.layer.name}")
+            A, G = _matrix(one.inputs), None if one.outputs is None else _matrix(one.outputs)
+            if one.shared and G is not None:  # both have the block's trace
+                trace = (G if G.ndim == 2 else G.diagonal(dim1=1, dim2=2)).sum(1)
+                G = G / trace.clamp(min=torch.finfo(G.dtype).tiny).view(-1, *[1] * (G.ndim - 1))
+            blocks.append(LayerFisher(one.layer, one.shape[1], A, G))
+        columns = uncovered(tuple(one.layer for one in shaped), like.numel(), like.device)
+        return Fisher(blocks, columns, arrays[REST] if len(columns) else like.new_zeros(0))
+
+    def check(self, task: Task) -> None:
+        super().check(task)
+        self.fisher(task.like.cpu())
+
+    def sizes(self, task: Task) -> Tensor:
+        """As of any update, or the largest norm of F's parts where one is larger: [1, 1]."""
+        norms = [array.double().norm() for name, array in self.arrays.items() if name == _DIAGONAL or "/" in name]
+        return (
+            torch.stack([*norms, task.like.cpu().double().norm(), self.arrays[WEIGHTS].double().norm()])
+            .amax()
+            .reshape(1, 1)
+        )
+
+
 class FedFisher(LocalTraining):
     """w ← argmin_v Σ_m p_m (v − w_m)ᵀ F_m (v − w_m) + δ ‖v − w̄‖² with w̄ = Σ_m p_m w_m, by conjugate gradients from w̄.
 
@@ -66,41 +109,30 @@ class FedFisher(LocalTraining):
     """
 
     paper: ClassVar[str] = "Jhunjhunwala et al. 2024"
+    replies: ClassVar[Mapping[str, type[Update]]] = {"weights": FisherUpdate}
 
-    fisher: str = Field("kfac", description="F: kfac (a Kronecker product for each layer) or diagonal")
+    fisher: Literal["kfac", "diagonal"] = Field("kfac", description="F: a Kronecker product per layer, or its diagonal")
     damping: float = Field(1e-3, gt=0, description="δ, how strongly the clients' mean is kept")
     local_steps: int = Field(100, ge=1, description="gradient steps a client takes towards its own optimum")
 
-    def model_post_init(self, context: object) -> None:
-        super().model_post_init(context)
-        if self.fisher not in FISHERS:
-            raise unknown("Fisher information", self.fisher, FISHERS)
-
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, list[Message], Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         w = state["weights"]
-        replies = yield Message("weights", round, {"weights": w})
-        p = self.client_weights(replies, w)
-        mean = self.combine((self.take(reply, "weights", w) for reply in replies), p, w)
-        fishers = [self._read(_arrays(reply, w), w) for reply in replies]
+        replies = yield self.question(state, round)
+        p = self.shares(task, replies)
+        mean = self.combined(task, replies, p, "weights", w)
+        fishers = [reply.fisher(w) for reply in replies]
 
         def product(v: Tensor) -> Tensor:
-            return self.damping * v + weighted_sum((F.times(v) for F in fishers), p)
+            return self.damping * v + weighted_sum([F.times(v) for F in fishers], p)
 
-        ends = [self.take(reply, "weights", w) for reply in replies]
-        pull = weighted_sum((F.times(w_m - mean) for F, w_m in zip(fishers, ends, strict=True)), p)
-        change, steps = _conjugate_gradients(product, pull, _MOST)
-        new = check_finite(mean + change, "the model of most posterior probability")
-        return Outcome({"weights": new}, mean_loss(replies, p), diagnostics={"server_steps": steps})
+        pulls = [F.times(reply.vector("weights", w) - mean) for F, reply in zip(fishers, replies, strict=True)]
+        change, steps = _conjugate_gradients(product, weighted_sum(pulls, p), _MOST)
+        return self.outcome(replies, p, state | {"weights": mean + change}, server_steps=steps)
 
-    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
-        w = take_vector(message, "weights", "weights", task.like)
-        replies = []
-        for client, w_m, loss in zip(clients, *self.train(task, w, clients), strict=True):
-            arrays = {"weights": w_m} | self._fisher(task, w_m, client)
-            replies.append(Message("update", message.round, arrays | report(client, loss)))
-        return replies
+    def answer(self, task: Task, question: Message, client: ClientRound) -> Update:
+        w = self.begin(task, question)
+        trained = self.train(task, w, client)
+        return self.update(client, trained, weights=trained.weights, **self._fisher(task, trained.weights, client))
 
     def _fisher(self, task: Task, w_m: Tensor, client: ClientRound) -> dict[str, Tensor]:
         """F_m at the client's own weights, as arrays of its reply."""
@@ -117,40 +149,6 @@ class FedFisher(LocalTraining):
             R = find_loss(self.loss).hessian_root(task.predict(w, some), own)
             total += (R.mT @ task.jacobian(w, some).dense()).square().sum((0, 1))
         return total
-
-    def _read(self, arrays: Mapping[str, Tensor], w: Tensor) -> Fisher:
-        """F_m from a reply's arrays, everything checked."""
-        everything = torch.arange(w.numel(), device=w.device)
-        if self.fisher == "diagonal":
-            if arrays.keys() != {_DIAGONAL} or arrays[_DIAGONAL].shape != w.shape:
-                raise MessageError(f"a Fisher information that is no diagonal of {w.numel()} weights")
-            return Fisher([], everything, arrays[_DIAGONAL])
-        shaped = Sums({GRADIENT: w, **arrays}).layers()
-        blocks = []
-        for one in shaped:
-            if one.inputs is None:
-                raise MessageError(f"one factor of two of the layer at columns {one.layer.name}")
-            A, G = _matrix(one.inputs), None if one.outputs is None else _matrix(one.outputs)
-            if one.shared and G is not None:  # both have the block's trace
-                trace = (G if G.ndim == 2 else G.diagonal(dim1=1, dim2=2)).sum(1)
-                G = G / trace.clamp(min=torch.finfo(G.dtype).tiny).view(-1, *[1] * (G.ndim - 1))
-            blocks.append(LayerFisher(one.layer, one.shape[1], A, G))
-        columns = uncovered(tuple(one.layer for one in shaped), w.numel(), w.device)
-        return Fisher(blocks, columns, arrays[REST] if len(columns) else w.new_zeros(0))
-
-    def check(self, task: Task, reply: Message) -> Tensor | None:
-        """As of any update, or the largest norm of F's parts where one is larger."""
-        sizes, like = super().check(task, reply), task.like.cpu()
-        arrays = _arrays(reply, like)
-        self._read(arrays, like)
-        norms = [array.double().norm() for array in arrays.values()]
-        return torch.stack([*norms, *([] if sizes is None else [sizes[0, 0]])]).amax().reshape(1, 1)
-
-
-def _arrays(reply: Message, like: Tensor) -> dict[str, Tensor]:
-    """The arrays of F_m in a reply."""
-    names = [name for name in reply.of_kind("update").arrays if name in (_DIAGONAL, REST) or "/" in name]
-    return {name: reply.take(name, None, like) for name in names}
 
 
 def _matrix(factor: Factor) -> Tensor:

@@ -8,7 +8,7 @@ pooled curvature: with the true Hessians, Newton's.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
@@ -17,15 +17,18 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkfl.errors import MessageError
-from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.local_training import LocalTraining, mean_loss, report, take_vector, weighted_sum
+from ntkfl.methods.averaging.local_training import LocalTraining
+from ntkfl.methods.base import Round
+from ntkfl.methods.replies import Update
+from ntkfl.methods.robust import weighted_sum
+from ntkfl.methods.task import ClientRound, State, Task
 from ntkfl.tangent import jacobian
 from ntkfl.tangent.curvature import LARGEST
 from ntkfl.tangent.factored import LinearBlock
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.layers import ConvolutionBlock
 from ntkfl.tangent.sums import INPUTS, Factor, Layer
-from ntkfl.wire import Message
+from ntkfl.wire.message import Message
 
 _MIXED, _DIAGONAL = "mixed", ".diagonal"
 
@@ -38,6 +41,29 @@ class Preconditioner(NamedTuple):
     diagonal: bool
 
 
+class MixedUpdate(Update):
+    """P_m (w_m − w) as `mixed` [d], and P_m without λ as an array for each layer."""
+
+    additive = False
+    vectors = (_MIXED,)
+
+    def parts(self, like: Tensor) -> dict[str, Tensor]:
+        """The arrays of P_m, of the type and on the device of `like`."""
+        return {name: self.take(name, None, like) for name in sorted(self.arrays) if "/" in name}
+
+    def check(self, task: Task) -> None:
+        super().check(task)
+        _read(self.parts(task.like.cpu()), task.like.numel(), 0.0)
+
+    def sizes(self, task: Task) -> Tensor:
+        """As of any update, or the largest norm of P's parts where one is larger: [1, 1]."""
+        like = task.like.cpu()
+        norms = [part.matrix.double().norm() for part in _read(self.parts(like), like.numel(), 0.0)]
+        return (
+            torch.stack([*norms, like.double().norm(), self.vector(_MIXED, like).double().norm()]).amax().reshape(1, 1)
+        )
+
+
 class FedPM(LocalTraining):
     """v ← v − lr P_m⁻¹ ∇L_m(v) for K local steps from v = w, ending in w_m; then w ← (Σ_m p_m P_m)⁻¹ Σ_m p_m P_m w_m.
 
@@ -47,53 +73,31 @@ class FedPM(LocalTraining):
     """
 
     paper: ClassVar[str] = "Ishii et al. 2026"
-    vectors: ClassVar[tuple[str, ...]] = (_MIXED,)
+    replies: ClassVar[Mapping[str, type[Update]]] = {"weights": MixedUpdate}
 
     damping: float = Field(1.0, gt=0, description="λ, added to the diagonal of P")
     local_steps: int = Field(1, ge=1, description="K, steps a client takes in a round; the paper's theory has 1")
     lr: float = Field(1.0, gt=0, description="local learning rate")
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, list[Message], Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         w = state["weights"]
-        replies = yield Message("weights", round, {"weights": w})
-        p = self.client_weights(replies, w)
-        if any(_shapes(reply) != _shapes(replies[0]) for reply in replies):
+        replies = yield self.question(state, round)
+        p = self.shares(task, replies)
+        parts = [reply.parts(w) for reply in replies]
+        if any(_shapes(own) != _shapes(parts[0]) for own in parts):
             raise MessageError("preconditioners of different networks cannot be mixed")
-        names = _names(replies[0])
-        mean = {name: weighted_sum((reply.take(name, None, w) for reply in replies), p) for name in names}
-        mixed = self.combine((self.take(reply, _MIXED, w) for reply in replies), p)
-        new = w + _apply(_inverses(self._parts(mean, w)), mixed)
-        return Outcome({"weights": check_finite(new, "the mixed model")}, mean_loss(replies, p))
+        mean = {name: weighted_sum([own[name] for own in parts], p) for name in parts[0]}
+        mixed = self.combined(task, replies, p, _MIXED)
+        new = w + _apply(_inverses(_read(mean, w.numel(), self.damping)), mixed)
+        return self.outcome(replies, p, state | {"weights": new})
 
-    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
-        w = take_vector(message, "weights", "weights", task.like)
-        own = [_second_moments(task, w, client) for client in clients]
-        parts = [self._parts(arrays, w) for arrays in own]
-        inverses = [_inverses(some) for some in parts]
-
-        def precondition(gradients: Tensor, v: Tensor) -> Tensor:
-            return torch.stack([_apply(inverse, g) for inverse, g in zip(inverses, gradients, strict=True)])
-
-        replies = []
-        trained = self.train(task, w, clients, precondition)
-        for client, arrays, some, w_m, loss in zip(clients, own, parts, *trained, strict=True):
-            mixed = {_MIXED: _apply(some, w_m - w)}
-            replies.append(Message("update", message.round, mixed | arrays | report(client, loss)))
-        return replies
-
-    def _parts(self, arrays: Mapping[str, Tensor], w: Tensor) -> list[Preconditioner]:
-        """P with λ, read from what `_second_moments` gives."""
-        return [_part(name, array, w.numel(), self.damping) for name, array in arrays.items()]
-
-    def check(self, task: Task, reply: Message) -> Tensor | None:
-        """As of any update, or the largest norm of P's parts where one is larger."""
-        sizes = super().check(task, reply)
-        like = task.like.cpu()
-        parts = self._parts({name: reply.take(name, None, like) for name in _names(reply)}, like)
-        norms = [part.matrix.double().norm() for part in parts]
-        return torch.stack([*norms, *([] if sizes is None else [sizes[0, 0]])]).amax().reshape(1, 1)
+    def answer(self, task: Task, question: Message, client: ClientRound) -> Update:
+        w = self.begin(task, question)
+        arrays = _second_moments(task, w, client)
+        parts = _read(arrays, w.numel(), self.damping)
+        inverses = _inverses(parts)
+        trained = self.train(task, w, client, lambda gradient, v: _apply(inverses, gradient))
+        return self.update(client, trained, **{_MIXED: _apply(parts, trained.weights - w)}, **arrays)
 
 
 def _second_moments(task: Task, w: Tensor, client: ClientRound) -> dict[str, Tensor]:
@@ -125,12 +129,13 @@ def _second_moments(task: Task, w: Tensor, client: ClientRound) -> dict[str, Ten
     return found
 
 
-def _names(reply: Message) -> list[str]:
-    return sorted(name for name in reply.arrays if "/" in name)
+def _shapes(arrays: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(array.shape) for name, array in arrays.items()}
 
 
-def _shapes(reply: Message) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(reply.arrays[name].shape) for name in _names(reply)}
+def _read(arrays: Mapping[str, Tensor], d: int, damping: float) -> list[Preconditioner]:
+    """P with λ, from what `_second_moments` gives."""
+    return [_part(name, array, d, damping) for name, array in arrays.items()]
 
 
 def _part(name: str, array: Tensor, d: int, damping: float) -> Preconditioner:

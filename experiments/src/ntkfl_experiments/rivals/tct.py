@@ -9,20 +9,45 @@ spoil.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, MessageError, ModelError
-from ntkfl.methods.base import ClientRound, Outcome, Outgoing, State, Task, check_finite
-from ntkfl.methods.local_training import LocalTraining, mean_loss, report
-from ntkfl.wire import Message
+from ntkfl.errors import ConfigError, ModelError
+from ntkfl.methods.averaging.local_training import LocalTraining
+from ntkfl.methods.base import Round
+from ntkfl.methods.replies import Update
+from ntkfl.methods.task import ClientRound, State, Task, check_finite
+from ntkfl.wire.message import Message
 from ntkfl_experiments.rivals.models import Convexified
 
 _NETWORK, _THETA, _CONTROL = "network", "theta", "control"
+
+
+class TCTUpdate(Update):
+    """Weights of the network (first rounds), or of the linear model with the change of its control variate, [p, d2]."""
+
+    additive = False
+    vectors = ()
+
+    def part(self, name: str, like: Tensor) -> Tensor:
+        """The array of this name, of the shape of `like`."""
+        return self.take(name, tuple(like.shape), like)
+
+    def check(self, task: Task) -> None:
+        super().check(task)
+        theta, w = _split(task, task.like)
+        for name, like in ({_NETWORK: w} if _NETWORK in self.arrays else {_THETA: theta, _CONTROL: theta}).items():
+            self.part(name, like)
+
+    def sizes(self, task: Task) -> Tensor:
+        """The largest norm of its arrays, or that of the network's first weights where none is larger: [1, 1]."""
+        sent = [self.arrays[name] for name in (_NETWORK, _THETA, _CONTROL) if name in self.arrays]
+        norms = [array.double().norm() for array in (_split(task, task.like)[1].cpu(), *sent)]
+        return torch.stack(norms).amax().reshape(1, 1)
 
 
 class TCT(LocalTraining):
@@ -37,59 +62,50 @@ class TCT(LocalTraining):
     """
 
     paper: ClassVar[str] = "Yu et al. 2022"
-    vectors: ClassVar[tuple[str, ...]] = ()  # what an audit knows attacks on: of the first rounds, audit fedavg
-    sparsifies: ClassVar[bool] = False
+    replies: ClassVar[Mapping[str, type[Update]]] = {"weights": TCTUpdate}
 
     train_rounds: int = Field(20, ge=1, description="T₁, rounds of federated averaging, before the linear model")
     convex_lr: float = Field(1e-3, gt=0, description="η, local learning rate of the linear model")
     convex_steps: int = Field(100, ge=1, description="K, local steps of the linear model in a round")
 
-    def model_post_init(self, context: object) -> None:
-        super().model_post_init(context)
-        if self.subsample_rate < 1:
-            raise ConfigError(f"clients of {self.name} remember something of each sample: leave subsample_rate at 1")
-
     def start(self, task: Task, weights: Tensor) -> State:
+        if task.privacy.subsample_rate < 1:
+            raise ConfigError(f"clients of {self.name} remember something of each sample: leave subsample_rate at 1")
         return super().start(task, weights) | {_CONTROL: torch.zeros_like(_model(task).theta)}
 
-    def round(
-        self, task: Task, state: State, round: int, cohort: Sequence[int]
-    ) -> Generator[Outgoing, list[Message], Outcome]:
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         theta, w = _split(task, state["weights"])
         c = state[_CONTROL]
-        if round <= self.train_rounds:
-            replies = yield Message("weights", round, {_NETWORK: w})
-            p = self.client_weights(replies, w)
-            w = self.combine((_take(reply, _NETWORK, w) for reply in replies), p, w)
+        linear = round > self.train_rounds
+        replies = yield Message("weights", round, {_NETWORK: w} | ({_THETA: theta, _CONTROL: c} if linear else {}))
+        p = self.shares(task, replies)
+
+        def combined(name: str, like: Tensor, base: Tensor | None = None) -> Tensor:
+            return task.robust.combine([reply.part(name, like) for reply in replies], p, base)
+
+        if linear:
+            theta = combined(_THETA, theta, theta)
+            c = c + len(replies) / task.total_clients * combined(_CONTROL, theta)
+            check_finite(c, "the control variate")
         else:
-            replies = yield Message("weights", round, {_NETWORK: w, _THETA: theta, _CONTROL: c})
-            p = self.client_weights(replies, w)
-            theta = self.combine((_take(reply, _THETA, theta) for reply in replies), p, theta)
-            change = self.combine((_take(reply, _CONTROL, theta) for reply in replies), p)
-            c = check_finite(c + len(replies) / task.total_clients * change, "the control variate")
-        new = torch.cat([theta.reshape(-1), w])
-        return Outcome({"weights": check_finite(new, "the averaged model"), _CONTROL: c}, mean_loss(replies, p))
+            w = combined(_NETWORK, w, w)
+        return self.outcome(replies, p, state | {"weights": torch.cat([theta.reshape(-1), w]), _CONTROL: c})
 
-    def answer(self, task: Task, message: Message, clients: Sequence[ClientRound]) -> list[Message]:
+    def answer(self, task: Task, question: Message, client: ClientRound) -> Update:
         theta, w = _split(task, task.like)
-        w = _take(message, _NETWORK, w, "weights")
-        if _THETA not in message.arrays:
-            return self._train(task, message.round, w, clients)
-        theta, c = (_take(message, name, theta, "weights") for name in (_THETA, _CONTROL))
-        return [self._train_linear(task, message.round, w, theta, c, client) for client in clients]
+        w = question.of_kind("weights").take(_NETWORK, tuple(w.shape), w)
+        if _THETA not in question.arrays:
+            return self._train(task, w, client)
+        theta, c = (question.take(name, tuple(theta.shape), theta) for name in (_THETA, _CONTROL))
+        return self._train_linear(task, w, theta, c, client)
 
-    def _train(self, task: Task, round: int, w: Tensor, clients: Sequence[ClientRound]) -> list[Message]:
+    def _train(self, task: Task, w: Tensor, client: ClientRound) -> Update:
         """As in FedAvg, on the network alone."""
         inner = Task(_model(task).network, task.outputs, task.loss, label_smoothing=task.label_smoothing)
-        trained = self.train(inner, w, clients)
-        return [
-            Message("update", round, {_NETWORK: w_m} | report(client, loss))
-            for client, w_m, loss in zip(clients, *trained, strict=True)
-        ]
+        trained = self.train(inner, w, client)
+        return TCTUpdate.of(client, trained.loss, **{_NETWORK: trained.weights})
 
-    def _train_linear(
-        self, task: Task, round: int, w: Tensor, theta: Tensor, c: Tensor, client: ClientRound
-    ) -> Message:
+    def _train_linear(self, task: Task, w: Tensor, theta: Tensor, c: Tensor, client: ClientRound) -> Update:
         """The local steps in the span of the client's features: v = θ − kη(c − c_m) + Φᵀα after k of them, so that a
         step costs n² d2 instead of n p d2.
         """
@@ -113,19 +129,7 @@ class TCT(LocalTraining):
         check_finite(theta_m, f"the linear model of client {client.id}")
         client.memory["residuals"] = residuals
         arrays = {_THETA: theta_m, _CONTROL: phi.mT @ (residuals - kept)}
-        return Message("update", round, arrays | report(client, torch.stack(met).mean()))
-
-    def check(self, task: Task, reply: Message) -> Tensor | None:
-        """The largest norm of its vectors, or that of the network's first weights where none is larger."""
-        self.client_weights([reply.of_kind("update")], task.like)
-        theta, w = (part.cpu() for part in _split(task, task.like))
-        shapes = {_NETWORK: w} if _NETWORK in reply.arrays else {_THETA: theta, _CONTROL: theta}
-        norms = [_take(reply, name, like).double().norm() for name, like in shapes.items()]
-        return torch.stack([w.double().norm(), *norms]).amax().reshape(1, 1)
-
-    @property
-    def attacks(self) -> frozenset[str]:
-        return frozenset()
+        return TCTUpdate.of(client, torch.stack(met).mean(), **arrays)
 
 
 def _model(task: Task, weights: Tensor | None = None) -> Convexified:
@@ -139,9 +143,3 @@ def _split(task: Task, flat: Tensor) -> tuple[Tensor, Tensor]:
     """(θ [p, d2], the network's weights [d]) of the flat weights: the order in which the model has its parameters."""
     shape = _model(task).theta.shape
     return flat[: shape.numel()].view(shape), flat[shape.numel() :]
-
-
-def _take(message: Message, name: str, like: Tensor, kind: str = "update") -> Tensor:
-    if name not in message.of_kind(kind).arrays:
-        raise MessageError(f"a message without {name!r}")
-    return message.take(name, tuple(like.shape), like)

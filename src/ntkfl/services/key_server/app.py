@@ -1,59 +1,61 @@
-"""The key server over HTTP: enrols clients, and gives each of them the secret ρ of a training run, sealed to it."""
+"""The key server over HTTP: enrols clients, and gives each of them the secret ρ of a run, sealed to it.
+
+POST /v1/enrol            a token and public keys; anybody may ask, so the body is small and has five seconds
+POST /v1/runs/RUN/secret  signed by an enrolled client
+GET  /v1/revoked          the signed list
+"""
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request
-from fastapi.concurrency import run_in_threadpool
-from pydantic import BaseModel, ConfigDict, Field
+import logging
+from pathlib import Path
 
-from ntkfl.crypto.credentials import NAME_PATTERN
-from ntkfl.services.http.application import authenticate, service_app
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ntkfl.errors import Refused
+from ntkfl.safe_parse import parse_json
 from ntkfl.services.key_server.store import KeyServer
-from ntkfl.services.log import log
-from ntkfl.services.trusted_peers import HEX_KEY
+from ntkfl.services.web import SignedRequest, read_body, serve, service_app
 
-MAX_BODY = 16 << 10  # of a request
-
-
-class Enrolment(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    token: str = Field(min_length=1, max_length=200)
-    client: str = Field(pattern=NAME_PATTERN)
-    sealing_key: str = Field(pattern=HEX_KEY)
-    signing_key: str = Field(pattern=HEX_KEY)
-    proof: str = Field(pattern="^[0-9a-f]{128}$")
+MOST_ENROLMENT, ENROLMENT_S = 2048, 5.0  # bytes, and seconds for them to arrive
+_FIELDS = ("token", "client", "sealing_key", "signing_key", "proof")
+_logger = logging.getLogger("ntkfl.services")
 
 
-def key_server_app(server: KeyServer) -> FastAPI:
-    """`POST /v1/enrol`, `POST /v1/renew` and `POST /v1/runs/{run}/seed` (signed, empty body), `GET /v1/revoked`."""
+def serve_key_server(folder: Path, host: str | None = None, port: int | None = None) -> None:
+    """Serve the state in `folder` until told to stop."""
+    server = KeyServer(folder)
+    serve("key-server", key_server_app(server), folder, server.peers.key_server.url, host, port)
 
-    def ready() -> None:
-        server.runs()
 
-    app = service_app("key-server", max_body=MAX_BODY, ready=ready)
+def key_server_app(server: KeyServer) -> Starlette:
+    async def enrol(request: Request) -> Response:
+        body = await read_body(request, MOST_ENROLMENT, ENROLMENT_S)
+        try:
+            values = parse_json(body.decode())
+            if values.keys() != set(_FIELDS) or not all(isinstance(value, str) for value in values.values()):
+                raise ValueError
+        except (ValueError, AttributeError):
+            raise Refused("malformed", f"an enrolment has the texts {', '.join(_FIELDS)}, and nothing else") from None
+        issued = await run_in_threadpool(server.enrol, *(values[name] for name in _FIELDS))
+        _logger.info("enrolled %s", values["client"])
+        return JSONResponse({"credential": issued})
 
-    @app.post("/v1/enrol")
-    def enrol(request: Request, body: Enrolment) -> dict[str, str]:
-        issued = server.enrol(body.token, body.client, body.sealing_key, body.signing_key, body.proof)
-        request.state.client = body.client
-        log("enrolled", client=body.client)
-        return {"credential": issued}
+    async def run_secret(request: Request) -> Response:
+        signed = SignedRequest(request, server.peers)
+        await signed.body()
+        return JSONResponse(await run_in_threadpool(server.run_secret, signed.client, request.path_params["run"]))
 
-    @app.post("/v1/renew")
-    async def renew(request: Request) -> dict[str, str]:
-        credential = await authenticate(request, server.public, server.federation, allow_expired=True)
-        issued = await run_in_threadpool(server.renew, credential)
-        log("renewed", client=credential.client)
-        return {"credential": issued}
+    async def revoked(_: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(server.revoked))
 
-    @app.post("/v1/runs/{run}/seed")
-    async def run_secret(request: Request, run: str) -> dict[str, str]:
-        credential = await authenticate(request, server.public, server.federation)
-        return await run_in_threadpool(server.run_secret, credential, run)
-
-    @app.get("/v1/revoked")
-    def revoked() -> dict[str, object]:
-        return server.revoked()
-
-    return app
+    routes = [
+        Route("/v1/enrol", enrol, methods=["POST"]),
+        Route("/v1/runs/{run}/secret", run_secret, methods=["POST"]),
+        Route("/v1/revoked", revoked, methods=["GET"]),
+    ]
+    return service_app("key-server", routes, server.check)

@@ -2,97 +2,76 @@
 
 from __future__ import annotations
 
-import time
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ntkfl.atomic import replace_private, write_private
+from ntkfl.atomic import replace_private
 from ntkfl.crypto.credentials import Credential
 from ntkfl.crypto.hpke import SealingKey, SigningKey
-from ntkfl.errors import ConfigError, NTKFLError, TrustError
-from ntkfl.privacy.projection import RunSecret
-from ntkfl.services.http.client import HttpClient
-from ntkfl.services.key_server.key_protocol import enrolment, open_run_secret, token_client
-from ntkfl.services.trusted_peers import TrustedPeers
+from ntkfl.errors import ConfigError, TrustError
+from ntkfl.services.http_client import HttpClient
+from ntkfl.services.key_server.protocol import enrolment, open_run_secret, token_client
+from ntkfl.services.peers import Peers
 
 if TYPE_CHECKING:
     import httpx
 
+    from ntkfl.privacy.projection import RunSecret
 
-_AGAIN_S = 60.0  # between two tries to renew a credential that is still good
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Two processes of one client take turns in its folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 class Identity:
-    """A client's keys and credential: made at its first start and kept in its folder; private keys are never sent."""
+    """A client's keys and credential: made at its first use and kept in its folder; private keys are never sent."""
 
-    def __init__(self, folder: Path, peers: TrustedPeers, patience: float) -> None:
-        self._peers, self._patience = peers, patience
-        self._key_server = HttpClient(peers.key_server.url, folder / "ca.pem", patience=patience)
-        paths = folder / "sealing-key.pem", folder / "signing-key.pem", folder / "credential"
-        if not paths[0].exists():
-            SealingKey.generate().save(paths[0])
-        if not paths[1].exists():
-            SigningKey.generate().save(paths[1])
-        self.sealing, self.signing = SealingKey.load(paths[0]), SigningKey.load(paths[1])
-        self._file, self._again = paths[2], 0.0
-        if not self._file.exists():
-            body = enrolment(_token(folder), peers.federation, self.sealing, self.signing)
-            issued = self._check(self._key_server.ask("POST", "/v1/enrol", json=body))  # before it is kept
-            write_private(self._file, issued.encode())
-        self.credential = self._file.read_text()
-        self.known = self._read(self.credential)
-        if self.known.signing_key != self.signing.public.hex():
-            raise TrustError(f"{self._file} was issued for other keys than those beside it")
-        self.current()
-
-    def current(self) -> str:
-        """The credential, renewed at the key server if its end is near.
-
-        While the old one is good, a key server that cannot be reached is tried again a while later.
-        """
-        now = time.time()
-        if now < self.known.renew_from or (now < self.known.ends and time.monotonic() < self._again):
-            return self.credential
-        self._again = time.monotonic() + _AGAIN_S
-        self._key_server.patience = 0 if now < self.known.ends else self._patience
-        try:
-            self._key_server.identify(self.credential, self.signing)
-            issued = self._check(self._key_server.ask("POST", "/v1/renew"))
-        except NTKFLError:
-            if now >= self.known.ends:
-                raise
-            return self.credential
-        finally:
-            self._key_server.patience = self._patience
-        replace_private(self._file, issued.encode())
-        self.credential, self.known = issued, self._read(issued)
-        return issued
+    def __init__(self, folder: Path, patience: float = 60) -> None:
+        if not folder.is_dir():
+            raise ConfigError(f"no folder {folder}: `ntkfl keys init` makes one for each client")
+        self.peers = Peers.read(folder)
+        self._key_server = HttpClient(self.peers.key_server.url, folder, patience=patience)
+        sealing, signing, issued = (folder / name for name in ("sealing-key.pem", "signing-key.pem", "credential"))
+        with locked(folder):
+            if not sealing.exists():
+                SealingKey.generate().save(sealing)
+            if not signing.exists():
+                SigningKey.generate().save(signing)
+            self.sealing, self.signing = SealingKey.load(sealing), SigningKey.load(signing)
+            if not issued.exists():
+                body = enrolment(_token(folder), self.peers.federation, self.sealing, self.signing)
+                given = str(_values(self._key_server.ask("POST", "/v1/enrol", json=body)).get("credential", ""))
+                self._read(given)  # before it is kept
+                replace_private(issued, given.encode())
+            self.issued = issued.read_text()
+        self.name = self._read(self.issued).client
+        self._key_server.identify(self.issued, self.signing)
 
     def _read(self, issued: str) -> Credential:
-        signer = bytes.fromhex(self._peers.key_server.signing_key)
-        return Credential.check(issued, signer, self._peers.federation, allow_expired=True)
+        known = Credential.check(issued, self.peers.key_of("key_server"), self.peers.federation)
+        if (known.sealing_key, known.signing_key) != (self.sealing.public.hex(), self.signing.public.hex()):
+            raise TrustError("this client's credential was issued for other keys than those beside it")
+        return known
 
-    def _check(self, answer: httpx.Response) -> str:
-        """A credential for this client's keys, as the key server just issued it."""
-        issued = str(_values(answer).get("credential", ""))
-        given = self._read(issued)
-        if (given.sealing_key, given.signing_key) != (self.sealing.public.hex(), self.signing.public.hex()):
-            raise TrustError("the key server issued a credential for other keys than this client's")
-        return issued
-
-    @staticmethod
-    def of(folder: Path, patience: float = 60) -> Identity:
-        """Of a client's folder."""
-        return Identity(folder, TrustedPeers.read(folder), patience)
-
-    def run_secret(self) -> RunSecret:
+    def run_secret(self, run: str) -> RunSecret:
         """ρ of the run, from the key server; kept in memory alone."""
-        peers = self._peers
-        self._key_server.identify(self.current(), self.signing)
-        answer = _values(self._key_server.ask("POST", f"/v1/runs/{peers.run}/seed"))
-        signer = bytes.fromhex(peers.key_server.signing_key)
-        secret = open_run_secret(answer, self.sealing, signer, peers.federation, peers.run, self.known.client)
-        return RunSecret(secret, peers.federation, peers.run)
+        from ntkfl.privacy.projection import RunSecret  # torch comes with it
+
+        answer = _values(self._key_server.ask("POST", f"/v1/runs/{run}/secret"))
+        key, federation = self.peers.key_of("key_server"), self.peers.federation
+        return RunSecret(open_run_secret(answer, self.sealing, key, federation, run, self.name), federation, run)
 
 
 def _values(answer: httpx.Response) -> dict[str, object]:

@@ -1,67 +1,208 @@
-"""The shuffler as a process: one listener for clients, which sign their requests, and one for the aggregator alone."""
+"""The shuffler over HTTP: every request is signed, by a client or by the aggregator.
+
+    client       POST /v1/runs/RUN/hello, /rows, /sums
+    aggregator   POST /v1/runs/RUN, /v1/runs/RUN/announcements
+                 GET or DELETE BATCH, POST BATCH/release, BATCH/cancel, GET BATCH/masks
+                 where BATCH is /v1/runs/RUN/ROUND/EXCHANGE
+
+The log has no name and no address of a client: the times at which it sends would say as much as its name beside its
+rows.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict
 from pathlib import Path
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from ntkfl.crypto.hpke import SigningKey
-from ntkfl.errors import TrustError
-from ntkfl.services.http.server import Listener, serve
-from ntkfl.services.shuffler.aggregator_app import aggregator_app
-from ntkfl.services.shuffler.client_app import MAX_HELD, client_app
-from ntkfl.services.shuffler.long_poll import LongPollEvent
-from ntkfl.services.shuffler.presence import Presence
-from ntkfl.services.shuffler.revocations import Revocations
-from ntkfl.services.shuffler.schemas import MAX_BODY
-from ntkfl.services.shuffler.store import Shuffler
-from ntkfl.services.trusted_peers import TrustedPeers, agreed_cohort
+from ntkfl.crypto.mask_format import SEED_BYTES
+from ntkfl.crypto.receipt import issue_receipt
+from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, frame_rows, pack_rows, unpack_rows
+from ntkfl.errors import MessageError, Refused, TrustError
+from ntkfl.services.announcement import MOST_HEAD, Head
+from ntkfl.services.peers import Peers
+from ntkfl.services.shuffler.runs import REFRESH_S, Runs
+from ntkfl.services.shuffler.store import BatchStore
+from ntkfl.services.web import SignedRequest, serve, service_app
 
-STATE, SIGNING_KEY = "state.sqlite", "signing-key.pem"
-CONNECTIONS = 4096  # of clients, most of which wait
+SIGNING_KEY = "signing-key.pem"
+MAX_BODY = 256 << 20  # bytes of a submission
+AT_ONCE = 16  # bodies of submissions in memory; other clients wait for their turn before they send
+PIECE = 1 << 20  # bytes of a released batch that are read at once
+_BESIDE_ROWS = SEED_BYTES + FRAME_BYTES  # bytes of a submission at most, besides its rows
+_logger = logging.getLogger("ntkfl.services")
+Handler = Callable[[Request], Awaitable[Response]]
 
 
-def serve_shuffler(
-    folder: Path,
-    at: tuple[str, int],
-    aggregator_at: tuple[str, int],
-    max_held: int = MAX_HELD,
-) -> None:
-    """Serve both listeners on the state in `folder` until told to stop. At most `max_held` bytes of bodies wait."""
-    peers = TrustedPeers.read(folder)
-    run = f"{peers.federation}/{peers.run}"
-    presence = Presence(agreed_cohort(folder))
-    shuffler = Shuffler(folder / STATE, floor=peers.shuffler.min_clients, run=run, presence=presence)
-    long_poll, stop = LongPollEvent(), threading.Event()
+def serve_shuffler(folder: Path, host: str | None = None, port: int | None = None) -> None:
+    """Serve the state in `folder` until told to stop."""
+    peers = Peers.read(folder)
     signer = SigningKey.load(folder / SIGNING_KEY)
-    if signer.public.hex() != peers.shuffler.signing_key:
+    if signer.public != peers.key_of("shuffler"):
         raise TrustError(f"the key in {folder} is not the one that federation.toml names")
-    revocations = Revocations(shuffler, peers, folder / "ca.pem")
+    runs = Runs(folder, peers)
+    try:
+        serve("shuffler", shuffler_app(runs, peers, signer), folder, peers.shuffler.url, host, port)
+    finally:
+        runs.close()
+
+
+def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
+    turns, sending = asyncio.Semaphore(AT_ONCE), set[str]()
 
     @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        tasks = [
-            asyncio.create_task(revocations.keep_refreshing()),
-            asyncio.create_task(long_poll.close_after(stop)),
-        ]
-        yield
-        for task in tasks:
-            task.cancel()
+    async def one_of(client: str) -> AsyncIterator[None]:
+        """A client sends one submission at a time: a few slow ones cannot take all turns."""
+        if client in sending:
+            raise Refused("busy", "this client is sending already")
+        sending.add(client)
+        try:
+            yield
+        finally:
+            sending.remove(client)
 
-    tls = folder / "tls.pem", folder / "tls-key.pem"
-    clients = client_app(shuffler, peers, long_poll, signer, max_held=max_held, lifespan=lifespan)
-    most = min(MAX_BODY, max_held)
-    aggregator = aggregator_app(shuffler, peers, long_poll, revocations.refresh, most=most)
-    listeners = [
-        Listener(clients, *at, *tls, connections=CONNECTIONS),
-        Listener(aggregator, *aggregator_at, *tls, client_ca=folder / "aggregator-ca.pem"),
+    def by_client(handler: Callable[[Request, SignedRequest, BatchStore], Awaitable[Response]]) -> Handler:
+        async def checked(request: Request) -> Response:
+            signed = SignedRequest(request, peers)
+            runs.refuse_revoked(signed.client.client)
+            return await handler(request, signed, runs.find(request.path_params["run"]))
+
+        return checked
+
+    def by_aggregator(handler: Callable[[Request, SignedRequest], Awaitable[Response]]) -> Handler:
+        async def checked(request: Request) -> Response:
+            signed = SignedRequest(request, peers)
+            if signed.credential is not None:
+                raise Refused("not-aggregator", "only the aggregator asks for this")
+            return await handler(request, signed)
+
+        return checked
+
+    def on_batch(handler: Callable[[BatchStore, BatchKey], Response]) -> Handler:
+        async def checked(request: Request, signed: SignedRequest) -> Response:
+            await signed.body()
+            store, values = runs.find(request.path_params["run"]), request.path_params
+            try:
+                key = BatchKey(values["round"], values["exchange"]).check()
+            except MessageError as error:
+                raise Refused("malformed", str(error)) from None
+            return await run_in_threadpool(handler, store, key)
+
+        return by_aggregator(checked)
+
+    @by_client
+    async def hello(_: Request, signed: SignedRequest, store: BatchStore) -> Response:
+        await signed.body()
+        await run_in_threadpool(store.present, signed.client.client)
+        return JSONResponse({"status": "present"})
+
+    def submission(*, summed: bool) -> Handler:
+        async def submit(request: Request, signed: SignedRequest, store: BatchStore) -> Response:
+            most = min(MAX_BODY, _BESIDE_ROWS + await run_in_threadpool(store.submission_limit))
+            async with one_of(signed.client.client), turns:
+                body = memoryview(await signed.body(most))
+                seed, frame = (bytes(body[:SEED_BYTES]), body[SEED_BYTES:]) if summed else (None, body)
+                try:
+                    announced, rows = await run_in_threadpool(unpack_rows, frame)
+                except MessageError as error:
+                    raise Refused("malformed", str(error)) from None
+                try:
+                    await run_in_threadpool(store.submit, signed.client.client, announced, rows, seed)
+                except Refused as refused:
+                    if refused.reason != "replayed":  # what was sent first counts, and has its receipt again
+                        raise
+            run = request.path_params["run"]
+            return JSONResponse({"receipt": issue_receipt(signer, peers.federation, run, announced).hex()})
+
+        return by_client(submit)
+
+    @by_aggregator
+    async def begin(request: Request, signed: SignedRequest) -> Response:
+        terms = (await signed.body(64)).decode("ascii", "replace")
+        await run_in_threadpool(runs.refresh)
+        return JSONResponse(await run_in_threadpool(runs.begin, request.path_params["run"], terms))
+
+    @by_aggregator
+    async def announce(request: Request, signed: SignedRequest) -> Response:
+        body, run = await signed.body(MOST_HEAD), request.path_params["run"]
+        store = runs.find(run)
+        try:
+            head = Head.check(body, peers)
+        except (TrustError, MessageError) as error:
+            raise Refused("malformed", f"not the aggregator's announcement: {error}") from None
+        batch, agreed = head.batch, peers.round
+        if head.run != run or len(batch.cohort) != agreed.clients:
+            raise Refused("terms", f"a batch of this run asks {agreed.clients} clients, not {len(batch.cohort)}")
+        if batch.max_rows * batch.row_bytes > MAX_BODY - _BESIDE_ROWS:
+            raise Refused("terms", f"a client's rows may have at most {MAX_BODY} bytes in all")
+        await run_in_threadpool(runs.refresh)
+        digest = Announced.of(batch.key, body).digest
+        await run_in_threadpool(store.publish, batch, digest, head.terms)
+        return JSONResponse({"status": "open"})
+
+    @on_batch
+    def status(store: BatchStore, key: BatchKey) -> Response:
+        return JSONResponse(asdict(store.status(key)))
+
+    @on_batch
+    def release(store: BatchStore, key: BatchKey) -> Response:
+        first = store.status(key).state != "released"  # or else the aggregator did not get all of it
+        announced, (count, size) = store.announced(key), store.permute(key)
+        if first:
+            _logger.info("round %d: released %d rows of %d clients", key.round, count, store.status(key).clients)
+        some = max(1, PIECE // size)  # rows that are in memory at once, however many there are
+        pieces = (b"".join(store.released(key, at, some)) for at in range(0, count, some))
+        length = {"content-length": str(FRAME_BYTES + count * size)}
+        return StreamingResponse(frame_rows(announced, count, size, pieces), headers=length)
+
+    @on_batch
+    def masks(store: BatchStore, key: BatchKey) -> Response:
+        return Response(pack_rows(store.announced(key), [store.masks(key)]))
+
+    @on_batch
+    def cancel(store: BatchStore, key: BatchKey) -> Response:
+        answered = store.status(key).clients
+        store.cancel(key)
+        _logger.warning("round %d: cancelled, %d clients had answered", key.round, answered)
+        return JSONResponse({"status": "cancelled"})
+
+    @on_batch
+    def forget(store: BatchStore, key: BatchKey) -> Response:
+        store.forget(key)
+        return JSONResponse({"status": "forgotten"})
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async def keep_refreshing() -> None:
+            while True:
+                await run_in_threadpool(runs.refresh)
+                await asyncio.sleep(REFRESH_S)
+
+        task = asyncio.create_task(keep_refreshing())
+        yield
+        task.cancel()
+
+    run, batch = "/v1/runs/{run}", "/v1/runs/{run}/{round:int}/{exchange:int}"
+    routes = [
+        Route(f"{run}/hello", hello, methods=["POST"]),
+        Route(f"{run}/rows", submission(summed=False), methods=["POST"]),
+        Route(f"{run}/sums", submission(summed=True), methods=["POST"]),
+        Route(run, begin, methods=["POST"]),
+        Route(f"{run}/announcements", announce, methods=["POST"]),
+        Route(batch, status, methods=["GET"]),
+        Route(batch, forget, methods=["DELETE"]),
+        Route(f"{batch}/release", release, methods=["POST"]),
+        Route(f"{batch}/masks", masks, methods=["GET"]),
+        Route(f"{batch}/cancel", cancel, methods=["POST"]),
     ]
-    try:
-        serve(listeners, stop)
-    finally:
-        shuffler.close()
+    return service_app("shuffler", routes, runs.check, lifespan)

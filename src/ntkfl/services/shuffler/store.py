@@ -6,50 +6,51 @@ tables of its own batch, which are dropped whole: SQLite then overwrites all the
 Single records deleted from a table that lives on can leave copies behind in its pages. What the file system or the
 disk keep of overwritten and truncated files is beyond this module.
 
-A round has one cohort, and later exchanges of it exactly the clients that answered the first (`round_cohort.py`).
+A secure sum is a batch of one masked vector per client. The seeds of the masks come beside the vectors; at the release
+the sum of the masks takes their place.
 
 A submission is one transaction and is accepted once it is committed, so a process killed at any moment has lost
-nothing it said it had. What the aggregator may count while a batch is open is clients, never rows: the difference of
-two counts would be the size of one client's share.
+nothing it said it had.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import sqlite3
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random, SystemRandom
 
+from ntkfl.crypto.mask_format import SEED_BYTES, WORD_BYTES
 from ntkfl.crypto.row_frames import Announced, BatchKey
-from ntkfl.errors import Refused
-from ntkfl.services.shuffler.announcement_store import (
-    AnnouncementStore,
-    admit,
-    find_announced,
-    refuse_other,
-    refuse_revoked,
-)
-from ntkfl.services.shuffler.batch import CLOSED, COLUMNS, EVALUATORS, Batch, Record, Status, least_of
-from ntkfl.services.shuffler.mask_store import (
-    check_kind,
-    drop_seed,
-    find_masks,
-    forget_masks,
-    keep_seed,
-    open_sum,
-    release_masks,
-)
-from ntkfl.services.shuffler.presence import Presence
-from ntkfl.services.shuffler.round_cohort import forget_answers, members, remember_answers
+from ntkfl.errors import ConfigError, Refused
+from ntkfl.services.peers import PROTOCOL
+from ntkfl.services.shuffler.batch import CLOSED, Batch, Record, Status
+from ntkfl.services.shuffler.release_log import ReleaseLog
 
 _GENERATOR = SystemRandom()  # the operating system's
+_BROKEN = (sqlite3.Error, UnicodeDecodeError)  # of a damaged file: SQLite quotes it in what it says
+_RESTORED = (
+    "the shuffler's database and its log of releases disagree: one of them was restored from a copy, and would release "
+    "a batch twice; delete the run's files and begin a new run"
+)
+_SCHEMA = f"""
+CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE present (client TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE batches (number INTEGER PRIMARY KEY, digest BLOB, state TEXT, max_rows INTEGER, row_bytes INTEGER,
+  min_clients INTEGER, clients INTEGER, rows INTEGER, numbers INTEGER, masks BLOB);
+CREATE TABLE rounds (round INTEGER PRIMARY KEY, salt BLOB, cohort BLOB);
+PRAGMA user_version = {PROTOCOL};
+"""
 
 
-class Shuffler(AnnouncementStore):
-    """The batches of one run, in a file or (no `path`) in memory, and what else passes through. Thread-safe.
+class BatchStore:
+    """The batches of one run, in a file or (no `path`) in memory. Thread-safe; a file has one process at a time.
 
     `floor` is its operator's: the aggregator cannot ask for smaller anonymity sets. A file belongs to one `run`.
     """
@@ -58,55 +59,99 @@ class Shuffler(AnnouncementStore):
         self,
         path: Path | None = None,
         floor: int = 2,
-        clock: Callable[[], float] | None = None,
         random: Random = _GENERATOR,
         run: str = "",
-        presence: Presence | None = None,
     ) -> None:
-        super().__init__(path, run)
-        self.presence = presence or Presence()
-        self._floor, self._clock, self._random = floor, clock or self._steady_clock(), random
+        self._lock, self._floor, self._random = threading.Lock(), floor, random
+        self._revoked: frozenset[str] = frozenset()
+        self._db = _connect(path, run)
+        self._log: ReleaseLog | None = None
+        try:
+            if path is not None:
+                self._log = ReleaseLog(path.with_suffix(".released"))
+                self._compare(self._log)
+        except BaseException:
+            self.close()  # and let go of the file's lock
+            raise
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+            if self._log is not None:
+                self._log.close()
+
+    def check(self) -> None:
+        """`Refused` while the state cannot be written."""
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO facts VALUES ('checked', ?)", (time.time(),))
+
+    # -- Who takes part, and in what
+
+    def begin(self, terms: str) -> BatchKey | None:
+        """Pin the run's terms (their SHA-256), which never change: the newest exchange that was announced."""
+        with self._transaction() as db:
+            known = db.execute("SELECT value FROM facts WHERE name = 'terms'").fetchone()
+            if known is None:
+                db.execute("INSERT INTO facts VALUES ('terms', ?)", (terms,))
+            elif known != (terms,):
+                raise Refused("other-terms", "this run began with other terms: give the new one a name of its own")
+            newest = db.execute("SELECT MAX(number) FROM batches").fetchone()[0]
+            return None if newest is None else BatchKey.of(newest)
+
+    def present(self, client: str) -> None:
+        """Remember that an enrolled client takes part; not since when."""
+        with self._transaction() as db:
+            self._refuse_revoked(client)
+            db.execute("INSERT OR REPLACE INTO present VALUES (?)", (client,))
+
+    def set_revoked(self, clients: frozenset[str]) -> None:
+        """Take nothing from these clients, and delete what open batches hold of them."""
+        with self._transaction() as db:
+            self._revoked = clients
+            for number in _open_batches(db):
+                batch = Record.find(db, BatchKey.of(number))
+                for client in clients:
+                    db.execute(f"UPDATE {batch.cohort} SET sent = NULL, seed = NULL WHERE client = ?", (client,))
+                    db.execute(f"DELETE FROM {batch.pending} WHERE client = ?", (client,))
+
+    # -- One exchange
+
+    def publish(self, batch: Batch, digest: bytes, terms: str) -> None:
+        """`open`, for an announcement of the aggregator's: under the pinned terms, and naming only clients that are
+        enrolled and have come: with an invented name, a sum of three could pass for one of four.
+        """
+        with self._transaction() as db:
+            if db.execute("SELECT value FROM facts WHERE name = 'terms'").fetchone() != (terms,):
+                raise Refused("other-terms", "an announcement under other terms than the run began with")
+            present = {name for (name,) in db.execute("SELECT client FROM present")} - self._revoked
+            if strangers := len(set(batch.cohort) - present):
+                raise Refused("strangers", f"{strangers} clients of this cohort are not enrolled, or never came")
+            self._open(db, batch, digest)
 
     def open(self, batch: Batch, digest: bytes) -> None:
         """Accept rows for the batch from now on, in answer to the announcement with this SHA-256. Asking again for the
         same one is harmless.
         """
         with self._transaction() as db:
-            admit(db, Announced(batch.check().key, digest), 0)
-            forget_answers(db, batch.key.round)
-            self._open(db, batch)
-
-    def publish(self, signed: bytes, key: BatchKey, batch: Batch | None = None) -> int:
-        """Relay an announcement and open the batch it asks for, both or neither: the announcement's sequence number.
-
-        Publishing an announcement again gives its number again; another one under its key is refused.
-        """
-        with self._publishing(signed, key) as (db, sequence):
-            forget_answers(db, key.round)
-            if batch is not None:
-                self._open(db, batch)
-        return sequence
+            self._open(db, batch, digest)
 
     def submit(
-        self,
-        client: str,
-        announced: Announced,
-        rows: Sequence[bytes | memoryview],
-        seed: bytes | None = None,
+        self, client: str, announced: Announced, rows: Sequence[bytes | memoryview], seed: bytes | None = None
     ) -> None:
         """Take all of a client's rows, once, or `Refused`. On return they are on the disk.
 
         For a secure sum there is one row, the masked vector, and the `seed` of its mask: both are kept or neither. A
         batch takes the one kind or the other, so that no seed can end among rows that are released.
         """
-        self.presence.called(client)
         with self._transaction() as db:
-            refuse_revoked(db, client)
-            refuse_other(db, announced)
+            self._refuse_revoked(client)
             batch = Record.find(db, announced.key)
+            _refuse_other(batch, announced)
             if batch.state != "open":
                 raise Refused(*CLOSED[batch.state])
-            check_kind(batch, seed)
+            if self._log and batch.number in self._log.released:  # its release could not be committed
+                raise Refused(*CLOSED["released"])
+            _check_kind(batch, seed)
             asked = db.execute(f"SELECT sent FROM {batch.cohort} WHERE client = ?", (client,)).fetchone()
             if asked is None:
                 raise Refused("not-asked", "this batch does not ask this client")
@@ -116,18 +161,16 @@ class Shuffler(AnnouncementStore):
                 raise Refused("row-count", f"every client sends exactly {batch.max_rows} rows, got {len(rows)}")
             if any(len(row) != batch.row_bytes for row in rows):
                 raise Refused("row-size", f"every sealed row must have {batch.row_bytes} bytes")
-            values = ((client, hashlib.blake2b(row, key=batch.salt, digest_size=16).digest(), row) for row in rows)
+            values = ((client, hashlib.blake2b(row, digest_size=16).digest(), row) for row in rows)
             try:
                 db.executemany(f"INSERT INTO {batch.pending} VALUES (?, ?, ?)", values)
             except sqlite3.IntegrityError:
-                raise Refused("replayed", "one of these rows is here already") from None
-            if seed is not None:
-                keep_seed(db, batch, client, seed)
-            db.execute(f"UPDATE {batch.cohort} SET sent = ? WHERE client = ?", (len(rows), client))
+                raise Refused("copied", "one of these rows is here already") from None
+            db.execute(f"UPDATE {batch.cohort} SET sent = ?, seed = ? WHERE client = ?", (len(rows), seed, client))
 
     def status(self, key: BatchKey) -> Status:
-        """Ready is a batch of at least `min_clients` when all of its cohort have sent or its deadline has passed; in a
-        later exchange of a round, only when all clients of the first have sent.
+        """Ready is a batch when at least `min_clients` have sent; in a later exchange of a round, only when all clients
+        of the first have.
         """
         with self._transaction() as db:
             return self._status(db, Record.find(db, key))
@@ -141,87 +184,56 @@ class Shuffler(AnnouncementStore):
         return self.released(key, 0, count)
 
     def permute(self, key: BatchKey) -> tuple[int, int]:
-        """Permute a ready batch and delete its senders: how many rows it has, and bytes of each.
-
-        Rows are copied inside the file in a random order; none of them passes through this process's memory for long.
-        """
+        """Permute a ready batch and delete its senders: how many rows it has, and bytes of each."""
         with self._transaction() as db:
             batch = Record.find(db, key)
             status = self._status(db, batch)
             if status.state == "cancelled":
                 raise Refused(*CLOSED["cancelled"])
             if status.state == "open":
-                need = f"at least {batch.min_clients} and the deadline or the whole cohort"
+                need = f"at least {batch.min_clients}, and in a later exchange all of the first"
                 raise Refused("not-ready", f"{status.clients} clients have sent rows; release needs {need}")
             if status.state == "released":
                 batch.find_released(db)
                 return int(status.rows or 0), batch.row_bytes
-            order = [number for (number,) in db.execute(f"SELECT rowid FROM {batch.pending} ORDER BY rowid")]
-            self._random.shuffle(order)
-            db.execute(f"CREATE TABLE {batch.released} (position INTEGER PRIMARY KEY, row BLOB)")
-            if batch.key.exchange == 0:
-                remember_answers(db, batch)
-            copy = f"INSERT INTO {batch.released} SELECT ?, row FROM {batch.pending} WHERE rowid = ?"
-            db.executemany(copy, enumerate(order))
-            if batch.numbers:
-                release_masks(db, batch, find_announced(db, key))
-            absent = batch.absent(db)
-            batch.close(db, "released", status.clients, len(order))
-        self.presence.missed(key.number, absent)
-        return len(order), batch.row_bytes
+            return self._permute(db, batch), batch.row_bytes
 
     def released(self, key: BatchKey, first: int, count: int) -> list[bytes]:
         """`count` rows of a released batch, from the permutation's position `first` on; `Refused` before and after."""
         with self._transaction() as db:
             table = Record.find(db, key).find_released(db)
-            some = f"SELECT row FROM {table} WHERE position >= ? ORDER BY position LIMIT ?"
-            return [row for (row,) in db.execute(some, (first, count))]
+            rows = db.execute(f"SELECT row FROM {table} WHERE position >= ? ORDER BY position LIMIT ?", (first, count))
+            return [row for (row,) in rows]
 
     def masks(self, key: BatchKey) -> bytes:
         """The sum of the masks of a released secure sum; `Refused` before the release and after `forget`."""
         with self._transaction() as db:
-            return find_masks(db, Record.find(db, key))
+            batch = Record.find(db, key)
+            if not batch.numbers:
+                raise Refused("other-kind", "this batch is of rows, which have no masks")
+            batch.find_released(db)
+            (masks,) = db.execute("SELECT masks FROM batches WHERE number = ?", (batch.number,)).fetchone()
+            if not isinstance(masks, bytes) or len(masks) != WORD_BYTES * batch.numbers:
+                raise Refused("storage", f"the shuffler's masks of batch {tuple(key)} are damaged")
+            return masks
 
     def forget(self, key: BatchKey) -> None:
-        """Delete a batch's released rows, masks and reports: the aggregator has them. Harmless where there are none."""
+        """Delete a batch's released rows and masks: the aggregator has them. Harmless where there are none."""
         with self._transaction() as db:
-            state = db.execute("SELECT state FROM batches WHERE number = ?", (key.number,)).fetchone()
-            if state == ("open",):
+            if db.execute("SELECT state FROM batches WHERE number = ?", (key.number,)).fetchone() == ("open",):
                 raise Refused("not-ready", "this batch is not released yet; cancel it to be rid of it")
-            absent = () if state else self.silent_evaluators(db, key)
-            db.execute("DELETE FROM reports WHERE number = ?", (key.number,))
-            forget_masks(db, key.number)
-            db.execute(f"DROP TABLE IF EXISTS released_{key.number}")
-        self.presence.missed(key.number, absent)
+            _drop_released(db, key.number)
 
     def cancel(self, key: BatchKey) -> None:
         """Delete everything of a batch, and take no more for it."""
         with self._transaction() as db:
-            batch = Record.find(db, key)
-            absent = batch.absent(db)
-            batch.close(db, "cancelled", 0, None)
-            db.execute(f"DROP TABLE IF EXISTS {batch.released}")
-            forget_masks(db, batch.number)
-            db.execute("DELETE FROM reports WHERE number = ?", (batch.number,))
-        self.presence.missed(key.number, absent)
+            Record.find(db, key).close(db, "cancelled", 0, None)
+            _drop_released(db, key.number)
 
-    def lapsed(self, role: str) -> list[str]:
-        """Of those present in that role, the ones that are not waited for, sorted."""
-        lapsed = self.presence.lapsed()
-        return [name for name in self.clients(role) if name in lapsed]
-
-    def set_revoked(self, clients: frozenset[str], serial: int = 0) -> bool:
-        """These, and no others, are revoked; False, and nothing is done, for a list older than the one in force."""
+    def announced(self, key: BatchKey) -> Announced:
+        """What was announced under the key; `Refused` if nothing was."""
         with self._transaction() as db:
-            known = db.execute("SELECT value FROM facts WHERE name = 'serial'").fetchone()
-            if known is not None and serial < known[0]:
-                return False
-            db.execute("INSERT OR REPLACE INTO facts VALUES ('serial', ?)", (serial,))
-            before = {name for (name,) in db.execute("SELECT client FROM revoked")}
-            db.executemany("DELETE FROM revoked WHERE client = ?", ((name,) for name in before - clients))
-            for client in sorted(clients - before):
-                _revoke(db, client)
-            return True
+            return Record.find(db, key).announced
 
     def submission_limit(self) -> int:
         """Bytes of the largest submission that an open or recent batch allows: a late client is to be told so."""
@@ -230,62 +242,200 @@ class Shuffler(AnnouncementStore):
             asked = f"SELECT MAX(max_rows * row_bytes) FROM batches WHERE state = 'open' OR number IN ({recent})"
             return int(db.execute(asked).fetchone()[0] or 0)
 
-    def _open(self, db: sqlite3.Connection, batch: Batch) -> None:
-        number = batch.check().key.number
-        if batch.min_clients < (least := least_of(batch.key, self._floor)):
-            raise Refused("below-floor", f"no batch here has fewer than {least} clients")
-        if db.execute("SELECT 1 FROM batches WHERE number = ?", (number,)).fetchone():
-            return  # by the same announcement, or it would not have been admitted
-        asked = members(db, batch)
-        salt, deadline = os.urandom(32), None if batch.seconds is None else self._clock() + batch.seconds
-        values = (salt, "open", batch.max_rows, batch.row_bytes, batch.min_clients, deadline, 0, None)
-        db.execute(f"INSERT INTO batches ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (number, *values))
-        db.execute("INSERT OR REPLACE INTO facts VALUES ('clock', ?)", (self._clock(),))
-        db.execute(f"CREATE TABLE cohort_{number} (client TEXT PRIMARY KEY, sent INTEGER) WITHOUT ROWID")
-        db.execute(f"CREATE TABLE pending_{number} (client TEXT, digest BLOB UNIQUE, row BLOB)")
-        if batch.numbers:
-            open_sum(db, number, batch.numbers)
-        db.executemany(f"INSERT INTO cohort_{number} VALUES (?, NULL)", ((name,) for name in sorted(asked)))
+    # -- Inside a transaction
 
-    def _steady_clock(self) -> Callable[[], float]:
-        """Wall-clock time when this process began, and then what has passed by the monotonic clock. It begins no
-        earlier than the last batch was opened, so that a restart cannot give a batch more time than it was opened with.
-        """
+    def _open(self, db: sqlite3.Connection, batch: Batch, digest: bytes) -> None:
+        number = batch.check().key.number
+        if batch.min_clients < self._floor:
+            raise Refused("below-floor", f"no batch here has fewer than {self._floor} clients")
+        if db.execute("SELECT 1 FROM batches WHERE number = ?", (number,)).fetchone():
+            return _refuse_other(Record.find(db, batch.key), Announced(batch.key, digest))
+        if db.execute("SELECT 1 FROM batches WHERE number > ?", (number,)).fetchone():
+            raise Refused("backwards", f"batch {tuple(batch.key)} is older than one announced before")
+        _forget_answers(db, batch.key.round)
+        asked = _members(db, batch)
+        made = Record.create(db, batch, Announced(batch.key, digest))
+        db.executemany(f"INSERT INTO {made.cohort} VALUES (?, NULL, NULL)", ((name,) for name in sorted(asked)))
+
+    def _permute(self, db: sqlite3.Connection, batch: Record) -> int:
+        """Rows are copied inside the file in a random order; they do not pass through this process's memory."""
+        contents = batch.contents(db)
+        if self._log and self._log.released.get(batch.number, contents) != contents:
+            raise Refused("storage", f"batch {tuple(batch.key)} was released before, with other rows: cancel it")
+        order = [number for (number,) in db.execute(f"SELECT rowid FROM {batch.pending} ORDER BY rowid")]
+        self._random.shuffle(order)
+        (clients,) = db.execute(f"SELECT COUNT(sent) FROM {batch.cohort}").fetchone()
+        db.execute(f"CREATE TABLE {batch.released} (position INTEGER PRIMARY KEY, row BLOB)")
+        copy = f"INSERT INTO {batch.released} SELECT ?, row FROM {batch.pending} WHERE rowid = ?"
+        db.executemany(copy, enumerate(order))
+        if batch.key.exchange == 0:
+            _remember_answers(db, batch)
+        if batch.numbers:
+            masks = _sum_masks(db, batch, len(order))
+            db.execute("UPDATE batches SET masks = ? WHERE number = ?", (masks, batch.number))
+        batch.close(db, "released", clients, len(order))
+        if self._log and batch.number not in self._log.released:
+            self._log.append(batch.number, contents)  # last: what follows is the commit
+        return len(order)
+
+    def _compare(self, log: ReleaseLog) -> None:
+        """`ConfigError` where the database does not know of a release that was made, or the log does not."""
         with self._transaction() as db:
-            known = db.execute("SELECT value FROM facts WHERE name = 'clock'").fetchone()
-        last = known[0] if known and isinstance(known[0], float) else 0.0
-        offset = max(time.time(), last) - time.monotonic()
-        return lambda: offset + time.monotonic()
+            for number, contents in log.released.items():
+                state = db.execute("SELECT state FROM batches WHERE number = ?", (number,)).fetchone()
+                batch = Record.find(db, BatchKey.of(number)) if state == ("open",) else None
+                if batch is not None and batch.contents(db) == contents:
+                    self._permute(db, batch)  # killed between the log's line and the release
+                elif state is None or batch is not None:
+                    raise ConfigError(_RESTORED)
+            made = db.execute("SELECT number FROM batches WHERE state = 'released'").fetchall()
+            if any(number not in log.released for (number,) in made):
+                raise ConfigError(_RESTORED)
 
     def _status(self, db: sqlite3.Connection, batch: Record) -> Status:
         if batch.state != "open":
-            return Status(batch.state, batch.clients, batch.rows, None)
-        gone = "SUM(sent IS NULL AND client IN (SELECT client FROM revoked))"
-        sent, asked, revoked = db.execute(f"SELECT COUNT(sent), COUNT(*), {gone} FROM {batch.cohort}").fetchone()
-        missing: tuple[str, ...] = ()
-        left = None if batch.deadline is None else max(0.0, batch.deadline - self._clock())
-        if batch.key.exchange in (0, EVALUATORS):
-            ready = left == 0 or self._all_sent(db, batch, asked - sent - (revoked or 0))
-        else:  # a revoked one too: the others' rows alone would point at its own of the first exchange
-            ready, missing = sent == asked, tuple(batch.absent(db)) if left == 0 else ()
-        ready = ready and sent >= batch.min_clients
-        return Status("ready" if ready else "open", sent, None, left, missing)
+            return Status(batch.state, batch.clients, batch.rows)
+        sent, asked = db.execute(f"SELECT COUNT(sent), COUNT(*) FROM {batch.cohort}").fetchone()
+        # In a later exchange revoked ones too: the others' rows alone would point at theirs.
+        ready = sent >= batch.min_clients and (batch.key.exchange == 0 or sent == asked)
+        return Status("ready" if ready else "open", sent)
 
-    def _all_sent(self, db: sqlite3.Connection, batch: Record, left: int) -> bool:
-        """Whether the `left` that have not sent, and are not revoked, have all lapsed."""
-        lapsed = self.presence.lapsed() if left else frozenset()
-        if left > len(lapsed):
-            return False
-        revoked = {name for (name,) in db.execute("SELECT client FROM revoked")} if left else set()
-        return not left or lapsed.union(revoked).issuperset(batch.absent(db))
+    def _refuse_revoked(self, client: str) -> None:
+        if client in self._revoked:
+            raise Refused("revoked", "this client is revoked")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """One at a time; written to the disk when the block ends, undone if it raises."""
+        with self._lock:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException as error:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                if isinstance(error, (OSError, *_BROKEN)):
+                    raise Refused("storage", f"the shuffler's state cannot be used: {error}") from None
+                raise
 
 
-def _revoke(db: sqlite3.Connection, client: str) -> None:
-    """Take nothing from this client any more, and delete what open batches hold of it."""
-    db.execute("INSERT OR IGNORE INTO revoked VALUES (?)", (client,))
-    db.execute("DELETE FROM present WHERE client = ?", (client,))
-    db.execute("DELETE FROM reports WHERE evaluator = ?", (client,))
-    for (number,) in db.execute("SELECT number FROM batches WHERE state = 'open'").fetchall():
-        db.execute(f"UPDATE cohort_{number} SET sent = NULL WHERE client = ?", (client,))
-        db.execute(f"DELETE FROM pending_{number} WHERE client = ?", (client,))
-        drop_seed(db, number, client)
+# -- A round's cohort: its first exchange is released with the clients that have answered, every later one with
+#    exactly the same clients, or not at all. The aggregator can match a later row to an earlier one of the same sample
+#    (it can predict losses), so a client that answered only one of the two would own the rows without a match. The
+#    clients of the first exchange are kept as keyed hashes of their names until the next round begins.
+
+
+def _members(db: sqlite3.Connection, batch: Batch) -> Sequence[str]:
+    """The clients a batch waits for: in a round's first exchange its cohort, later those that answered the first."""
+    round = batch.key.round
+    if batch.key.exchange == 0:
+        salt = os.urandom(32)
+        db.execute("INSERT INTO rounds VALUES (?, ?, ?)", (round, salt, batch.cohort_digest(salt)))
+        return batch.cohort
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (f"answered_{round}",)).fetchone():
+        raise Refused("not-begun", f"the first exchange of round {round} was not released")
+    salt, cohort = _find_round(db, round)
+    if not hmac.compare_digest(batch.cohort_digest(salt), cohort):
+        raise Refused("other-cohort", f"the cohort of round {round} cannot change: take the next round")
+    answered = {tag for (tag,) in db.execute(f"SELECT tag FROM answered_{round}")}
+    return [name for name in batch.cohort if _tag(salt, name) in answered]
+
+
+def _remember_answers(db: sqlite3.Connection, batch: Record) -> None:
+    """Keep the clients that answered a round's first exchange, unless the next round has begun and needs none."""
+    round = batch.key.round
+    if db.execute("SELECT 1 FROM batches WHERE number > ?", (BatchKey(round, 255).number,)).fetchone():
+        return
+    salt, _ = _find_round(db, round)
+    sent = db.execute(f"SELECT client FROM {batch.cohort} WHERE sent IS NOT NULL").fetchall()
+    db.execute(f"CREATE TABLE answered_{round} (tag BLOB PRIMARY KEY) WITHOUT ROWID")
+    db.executemany(f"INSERT INTO answered_{round} VALUES (?)", ((_tag(salt, name),) for (name,) in sent))
+
+
+def _forget_answers(db: sqlite3.Connection, round: int) -> None:
+    """Of all rounds before this one."""
+    for (name,) in db.execute("SELECT name FROM sqlite_master WHERE name GLOB 'answered_[0-9]*'").fetchall():
+        if int(name.removeprefix("answered_")) < round:
+            db.execute(f"DROP TABLE {name}")
+
+
+def _find_round(db: sqlite3.Connection, round: int) -> tuple[bytes, bytes]:
+    """The salt of a round's hashes, and its cohort's."""
+    found = db.execute("SELECT salt, cohort FROM rounds WHERE round = ?", (round,)).fetchone()
+    if found is None or not all(isinstance(value, bytes) and len(value) == 32 for value in found):
+        raise Refused("storage", f"the shuffler's record of round {round} is damaged")
+    return found[0], found[1]
+
+
+def _tag(salt: bytes, name: str) -> bytes:
+    return hashlib.blake2b(name.encode(), key=salt, digest_size=16).digest()
+
+
+# -- Announcements and masks
+
+
+def _refuse_other(batch: Record, announced: Announced) -> None:
+    """`Refused` unless this is what was announced under its key: a client that heard another must not answer it."""
+    if batch.announced != announced:
+        raise Refused("other-announcement", f"batch {tuple(announced.key)} was announced with other contents")
+
+
+def _open_batches(db: sqlite3.Connection) -> list[int]:
+    return [number for (number,) in db.execute("SELECT number FROM batches WHERE state = 'open'").fetchall()]
+
+
+def _drop_released(db: sqlite3.Connection, number: int) -> None:
+    db.execute("UPDATE batches SET masks = NULL WHERE number = ?", (number,))
+    db.execute(f"DROP TABLE IF EXISTS released_{number}")
+
+
+def _check_kind(batch: Record, seed: bytes | None) -> None:
+    """`Refused` unless a seed comes with what is sent to a secure sum, and only there: a seed among rows would be
+    released with them.
+    """
+    if bool(batch.numbers) != (seed is not None):
+        what = "is a secure sum" if batch.numbers else "is of rows"
+        raise Refused("other-kind", f"this batch {what}, and what was sent is not for one")
+    if seed is not None and len(seed) != SEED_BYTES:
+        raise Refused("malformed", f"the seed of a mask has {SEED_BYTES} bytes, got {len(seed)}")
+
+
+def _sum_masks(db: sqlite3.Connection, batch: Record, rows: int) -> bytes:
+    """The sum of the masks of all clients that have sent; `Refused` where one of their seeds is lost."""
+    seeds = [seed for (seed,) in db.execute(f"SELECT seed FROM {batch.cohort} WHERE sent IS NOT NULL")]
+    if len(seeds) != rows or not all(isinstance(seed, bytes) and len(seed) == SEED_BYTES for seed in seeds):
+        raise Refused("storage", f"the shuffler's seeds of batch {tuple(batch.key)} are damaged")
+    from ntkfl.crypto.masking import pack_words, sum_masks  # numpy comes with it, which rows do without
+
+    return pack_words(sum_masks(seeds, batch.announced, batch.numbers))
+
+
+def _connect(path: Path | None, run: str) -> sqlite3.Connection:
+    """The database, readable by its owner alone, in which nothing stays of what is deleted."""
+    try:
+        if path is not None:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            os.fchmod(handle, 0o600)
+            os.close(handle)
+        db = sqlite3.connect(path or ":memory:", timeout=2, isolation_level=None, check_same_thread=False)
+        db.execute("PRAGMA journal_mode = TRUNCATE")  # first: a killed process may have left one
+        db.execute("PRAGMA secure_delete = ON")
+        db.execute("PRAGMA temp_store = MEMORY")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("BEGIN IMMEDIATE")
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            for statement in filter(str.strip, _SCHEMA.split(";")):
+                db.execute(statement)
+            db.execute("INSERT INTO facts VALUES ('run', ?)", (run,))
+        old = version not in (0, PROTOCOL)
+        owner = None if old else db.execute("SELECT value FROM facts WHERE name = 'run'").fetchone()
+        db.execute("COMMIT")
+    except (OSError, *_BROKEN) as error:
+        raise ConfigError(f"cannot use the shuffler's state {path}, maybe another process does: {error}") from None
+    if old or owner != (run,):
+        db.close()
+        raise ConfigError(f"{path} is of another {'version of ntkfl' if old else 'run'}: move it away")
+    return db

@@ -1,0 +1,418 @@
+"""A site decides what leaves it: a run's terms, the site's policy.toml, and the site that holds one against the other.
+
+    site = Site.of(context.node_config, context.node_id, memory=…)
+    method, privacy = site.admit(Terms.parse(text), run)            # or a refusal, in one line
+    reply = site.release(run, round, exchange, question, answer)    # in the ledger before it is returned
+
+ε is the site's own: it follows from the noise that this site adds by the terms, for a record of this site, at the
+policy's δ, and counts no promise of the server. Of a secure sum the noise of others counts where the policy says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field, model_validator
+
+from ntkfl.errors import ConfigError, MessageError, Refused
+from ntkfl.federation.config import build_method, describe_method
+from ntkfl.methods import Method
+from ntkfl.methods.base import adds_noise, kinds_of
+from ntkfl.methods.combinations import settle
+from ntkfl.methods.sums.noisy_sums import NoisySums
+from ntkfl.options import Options
+from ntkfl.privacy.ledger import Ledger, LedgerEntry, MemoryLedger, sha256, spent_in_year
+from ntkfl.privacy.settings import Privacy
+from ntkfl.privacy.sum_accounting import spent
+from ntkfl.safe_parse import parse_json, read_toml
+from ntkfl.user_code import is_code
+
+SENT = {
+    "rows": "rows of samples (Jacobian, output, label)",
+    "updates": "changes of weights after local training",
+    "sums": "sums over samples",
+}
+FLOWER = "flower"  # in `methods`: an ordinary Flower app, whose replies `ntkfl.flower.guard` checks
+ENVIRONMENT, FOLDER = "NTKFL_POLICY", "ledger"
+_DIGEST = "^(sha256:[0-9a-f]{64})?$"
+_MOST_BYTES, _EXCHANGES = 16_384, 8  # of terms; in a round, on average
+_SLACK = 1e-9  # ε is found by bisection
+
+
+class Terms(Options):
+    """What a run asks of a client. It travels with every question, as text; its digest stands for it.
+
+    Every option is spelled out, so that no default of the client's code decides anything.
+    """
+
+    method: dict[str, Any] = Field(description="name and every option")
+    privacy: dict[str, Any] = Field(description="every setting of [privacy]")
+    rounds: int = Field(ge=1, le=1_000_000)
+    min_clients: int = Field(1, ge=1, description="clients in a round, at least")
+    precision: Literal["float32", "float64"] = "float32"
+    outputs: int = Field(ge=1)
+    inputs: tuple[int, ...] = Field(description="shape of one input")
+    shuffler: str = Field("", pattern=_DIGEST, description="digest of the key that replies are sealed for, if any")
+
+    @staticmethod
+    def of(method: Method, privacy: Privacy, **terms: Any) -> Terms:
+        """The terms of a method; `ConfigError` where they ask for more rounds, or fewer clients, than ε is for."""
+        found = Terms(method=describe_method(method), privacy=privacy.model_dump(mode="json"), **terms)
+        if noisy(privacy) and found.rounds > privacy.budget_rounds:
+            raise ConfigError(
+                f"ε of {method.name} is for {privacy.budget_rounds} rounds, and the run has {found.rounds}"
+            )
+        if noisy(privacy) and privacy.secure_sum and found.min_clients < privacy.noise_clients:
+            raise ConfigError(f"ε counts on {privacy.noise_clients} clients: min_clients is {found.min_clients}")
+        return found
+
+    @staticmethod
+    def parse(text: str) -> Terms:
+        """Terms as `text` has written them, to the letter; `MessageError` for anything else."""
+        if len(text) > _MOST_BYTES:
+            raise MessageError(f"the run's terms have {len(text):,} characters, more than {_MOST_BYTES:,}")
+        try:
+            values = parse_json(text)
+            terms = Terms(**values if isinstance(values, dict) else {"terms": values})
+        except (ValueError, TypeError, ConfigError) as error:
+            raise MessageError(f"the run's terms cannot be read: {str(error)[:300]}") from None
+        if terms.text != text:
+            raise MessageError("the run's terms are not as Terms.text writes them: a value is there twice, or left out")
+        return terms
+
+    @property
+    def text(self) -> str:
+        """As it travels: JSON with sorted keys and no spaces."""
+        values = self.model_dump(mode="json")
+        return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+    @property
+    def digest(self) -> str:
+        return sha256(self.text.encode())
+
+
+def _refused(why: str) -> Refused:
+    return Refused("policy", why)
+
+
+class Agreed(NamedTuple):
+    """What a run's terms build: its method, and what its clients do to hide."""
+
+    method: Method
+    privacy: Privacy
+
+    @property
+    def kinds(self) -> list[str]:
+        """What clients send, in the words of a policy."""
+        kinds = {"update": "updates"}
+        return sorted(kinds.get(kind, kind) for kind in kinds_of(self.method))
+
+
+def noisy(privacy: Privacy) -> bool:
+    """Whether clients add noise to what they send."""
+    return privacy.epsilon is not None and privacy.noise_by == "clients"
+
+
+class Limits(Options):
+    """[privacy]: what a record of this site may lose, over all runs. Without noise only methods named in `methods`."""
+
+    epsilon_per_run: float = Field(gt=0)
+    epsilon_per_year: float = Field(gt=0, description="sum over the runs of the last 365 days")
+    delta: float = Field(1e-6, gt=0, lt=1, description="of each run")
+    noise_clients: int = Field(1, ge=1, description="of secure sums: clients whose noise counts, this one among them")
+
+
+class Guarded(Options):
+    """[flower]: replies of an ordinary Flower app."""
+
+    metrics: tuple[str, ...] = Field((), description="single numbers that may leave, by name")
+    max_mb: float = Field(1000.0, gt=0, description="arrays of one reply, in megabytes")
+
+
+class Policy(Options):
+    """policy.toml: what may leave a site."""
+
+    methods: tuple[str, ...] = Field(min_length=1, description="methods, or kinds of reply: rows, updates, sums")
+    secure_sum: Literal["required", "optional"] = "optional"
+    shuffler: str = Field("", pattern=_DIGEST, description="digest of the shuffler's key")
+    min_clients: int = Field(1, ge=1, description="clients in a round, at least")
+    privacy: Limits | None = None
+    code: tuple[str, ...] = Field((), description="sha256:… of ntkfl and of the app; none: any code")
+    flower: Guarded = Guarded()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _code_below_privacy(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """`code` may stand below [privacy], where TOML takes it for a part of that table."""
+        if isinstance(limits := values.get("privacy"), dict) and "code" in limits and "code" not in values:
+            limits = dict(limits)
+            values = {**values, "code": limits.pop("code"), "privacy": limits}
+        return values
+
+    @staticmethod
+    def read(path: Path) -> Policy:
+        try:
+            return Policy(**read_toml(path))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from None
+
+    def check_code(self, terms: Terms) -> None:
+        """Refuse terms that would import code: a module must be imported by the app already, or named in `methods`."""
+        for name in filter(is_code, terms.method.values()):
+            module = name.partition(":")[0]
+            library = module.partition(".")[0] in sys.stdlib_module_names
+            if name not in self.methods and (library or module not in sys.modules):
+                raise _refused(f"the terms name code of this site's, {name!r}: import its module in the app")
+
+    def check(self, terms: Terms, agreed: Agreed) -> None:
+        """Refuse terms that this policy does not allow, in one line; `agreed` is what they build."""
+        name, kinds, privacy = agreed.method.name, agreed.kinds, agreed.privacy
+        if name not in self.methods and not set(kinds) <= set(self.methods):
+            raise _refused(f"{name} sends {' and '.join(kinds)}, and the policy allows {', '.join(self.methods)}")
+        if terms.min_clients < self.min_clients:
+            raise _refused(f"rounds of {terms.min_clients} clients, and the policy asks for {self.min_clients}")
+        if self.secure_sum == "required" and not privacy.secure_sum:
+            raise _refused(f"{name} comes without secure sums, which the policy requires")
+        if self.shuffler and (privacy.secure_sum or privacy.shuffle) and terms.shuffler != self.shuffler:
+            raise _refused(f"the shuffler is {terms.shuffler or 'unnamed'}, not the policy's {self.shuffler}")
+        if self.privacy is None or (not adds_noise(agreed.method) and name in self.methods):
+            return
+        epsilon = self.epsilon(agreed, terms.rounds)
+        if epsilon is None:
+            raise _refused(
+                f"{name} sends {' and '.join(kinds)} without noise of this site's: no ε, which [privacy] limits"
+            )
+        if epsilon > self.privacy.epsilon_per_run + _SLACK:
+            raise _refused(
+                f"ε would be {epsilon:.4g} at δ = {self.privacy.delta:g} for a record of this site by the noise that "
+                f"counts here, above epsilon_per_run = {self.privacy.epsilon_per_run:g}",
+            )
+
+    def delta(self, agreed: Agreed) -> float:
+        return self.privacy.delta if self.privacy else agreed.privacy.delta
+
+    def epsilon(self, agreed: Agreed, answers: int) -> float | None:
+        """ε of a record after so many answers; None where this site adds no noise.
+
+        ρ of a release falls with the number of clients whose noise counts. Those of others count in a secure sum
+        alone: elsewhere the server sees this site's reply. Noise that hides a whole client, whose contribution is
+        nothing or of norm 1, is for half of what a record may do, which can turn that around: four times ρ.
+        """
+        method, own = agreed
+        if not noisy(own) or not isinstance(method, NoisySums):
+            return None
+        counted = self.privacy.noise_clients if self.privacy and own.secure_sum else 1
+        worse = own.noise_clients / min(counted, own.noise_clients)
+        worse *= 4 if own.unit == "client" else 1
+        return spent([(worse * rho, times) for rho, times in method.releases(own, answers)], self.delta(agreed))
+
+
+class Site:
+    """A policy and a ledger. Without a policy nothing is refused, as in a simulation; what a run says of itself, its
+    rounds and its noise, holds all the same.
+    """
+
+    def __init__(self, policy: Policy | None, ledger: Ledger, node: str = "") -> None:
+        self.policy, self.ledger, self.node = policy or Policy(methods=tuple(SENT)), ledger, node
+        self.simulated = policy is None
+        self._admitted: dict[str, tuple[Terms, Agreed]] = {}
+
+    @staticmethod
+    def of(
+        node_config: Mapping[str, Any],
+        node: object = "",
+        policy: Path | str | None = None,
+        memory: MutableMapping[str, Any] | None = None,
+    ) -> Site:
+        """The site of the policy that its owner set: `policy` in Flower's --node-config, or NTKFL_POLICY; or the app.
+
+        Its ledger is the folder `ledger` beside the file, one for each partition where nodes have these.
+        """
+        found = node_config.get("policy") or os.environ.get(ENVIRONMENT) or policy
+        if not found:
+            _say_once("no policy.toml: as in a simulation every method is allowed; `ntkfl policy new` writes one")
+            return Site(None, MemoryLedger({} if memory is None else memory), str(node))
+        path = Path(str(found))
+        folder = path.parent / FOLDER / str(node_config.get("partition-id", ""))
+        return Site(Policy.read(path), Ledger(folder), str(node))
+
+    def admit(self, terms: Terms, run: object, shuffler: str = "", seeded: bool = False) -> Agreed:
+        """What the terms build, if the policy allows them; once per run it prints what is about to be promised.
+
+        `shuffler` is the digest of the key that replies will be sealed for, `seeded` whether noise follows from a seed.
+        """
+        if not (0 < len(str(run)) <= 64 and str(run).isprintable()):  # the server's word, for logs and files of ours
+            raise _refused(f"a run called {str(run)[:64]!r}: at most 64 printable characters are a name")
+        self.policy.check_code(terms)
+        method = build_method(terms.method)
+        agreed = Agreed(method, settle(method, Privacy(**terms.privacy))[0])
+        privacy = agreed.privacy
+        if Terms.of(method, privacy, **terms.model_dump(exclude={"method", "privacy"})) != terms:
+            raise _refused(f"the terms leave options of {method.name} out, or call it by another name")
+        sealed = privacy.secure_sum or privacy.shuffle
+        if terms.shuffler != shuffler or (sealed and not shuffler and not self.simulated):
+            raise _refused(f"replies go through {shuffler or 'no shuffler'}; terms: {terms.shuffler or 'none'}")
+        if seeded and noisy(privacy) and not self.simulated:
+            raise _refused("noise that follows from a seed hides nothing: leave seed out of reply(…)")
+        self.policy.check(terms, agreed)
+        self._check_running_code()
+        self._admitted[str(run)] = terms, agreed
+        with self.ledger.locked():
+            known = [entry for entry in self.ledger.entries if entry.run == str(run)]
+            if known and known[0].terms != terms.digest:
+                raise _refused(f"the terms of run {run} changed: {known[0].terms[:12]}…, {terms.digest[:12]}…")
+            if not known:
+                epsilon = self.policy.epsilon(agreed, terms.rounds)
+                left = self._left(str(run), epsilon or 0.0)
+                self.ledger.append(self._entry("terms", str(run), terms, agreed))
+                if not self.simulated:
+                    print(self._promise(str(run), terms, agreed, epsilon, left), flush=True)
+        return agreed
+
+    def release(self, run: object, round: int, exchange: int, question: bytes, make: Callable[[], bytes]) -> bytes:
+        """The reply to a question, made by `make`, kept and entered in the ledger before it is returned.
+
+        `make` sends nothing: what goes to a shuffler goes there after this returns. `round` is the question's own. The
+        same question gets the same bytes; another one for the same round and exchange, one of an earlier round, and
+        one beyond the terms' rounds are refused. Where noise is added there is one answer in a round.
+        """
+        if str(run) not in self._admitted:
+            raise _refused(f"run {run} has not been admitted")
+        terms, agreed = self._admitted[str(run)]
+        name, reply = f"{round}-{exchange}", None
+        while True:
+            with self.ledger.locked():
+                past = [e for e in self.ledger.entries if e.run == str(run) and e.what == "reply"]
+                if same := [e for e in past if (e.round, e.exchange) == (round, exchange)]:
+                    self._check_again(same[0], question)
+                    reply = self.ledger.kept(str(run), name) or reply
+                    if reply is not None and sha256(reply) != same[0].reply:
+                        raise _refused(f"round {round} of run {run} was answered, and its reply is gone")
+                else:
+                    epsilon = self._next(terms, agreed, str(run), round, past)
+                    if reply is not None:
+                        self.ledger.keep(str(run), name, reply, first=not past or past[-1].round < round)
+                        asked = {"round": round, "exchange": exchange, "question": sha256(question)}
+                        told = {"epsilon": epsilon, "bytes": len(reply), "reply": sha256(reply)}
+                        self.ledger.append(self._entry("reply", str(run), terms, agreed, **asked, **told))
+                if reply is not None:
+                    return reply
+            reply = make()  # takes long, and others may need the ledger
+
+    def check_app(self) -> None:
+        """Refuse an ordinary Flower app where the policy asks for what only a method of this package can keep."""
+        if FLOWER not in self.policy.methods and (self.policy.privacy or "updates" not in self.policy.methods):
+            raise _refused(f"an ordinary Flower app, and the policy's methods do not name {FLOWER!r}")
+        if self.policy.secure_sum == "required" or self.policy.min_clients > 1:
+            raise _refused("an ordinary Flower app cannot show secure sums or a least number of clients")
+        self._check_running_code()
+
+    def record(self, run: object, round: int, size: int, digest: str) -> None:
+        """Enter a reply of an ordinary Flower app."""
+        with self.ledger.locked():
+            told = {"round": round, "bytes": size, "reply": digest}
+            self.ledger.append(
+                LedgerEntry(time=_clock(), what="reply", run=str(run), node=self.node, method=FLOWER, **told)
+            )
+
+    def _check_again(self, entry: LedgerEntry, question: bytes) -> None:
+        where = f"round {entry.round}, exchange {entry.exchange} of run {entry.run}"
+        if entry.question != sha256(question):
+            raise _refused(f"{where} was answered to another question")
+        if entry.node != self.node:
+            raise _refused(f"{where} was answered by node {entry.node}: give each SuperNode a policy folder")
+
+    def _next(self, terms: Terms, agreed: Agreed, run: str, round: int, past: list[LedgerEntry]) -> float | None:
+        """ε of the run after one more answer, where there may be one."""
+        if not 1 <= round <= terms.rounds:
+            raise _refused(f"round {round} is asked for, and the terms are for {terms.rounds} rounds")
+        if past and round < past[-1].round:
+            raise _refused(f"round {round} is asked for after round {past[-1].round}")
+        if not noisy(agreed.privacy):
+            if len(past) >= _EXCHANGES * terms.rounds:
+                raise _refused(f"{len(past)} questions in {terms.rounds} rounds were answered: no more are")
+            return None
+        # One answer for each of the terms' rounds, in their order, so never more than ε is for: see Terms.of.
+        if past and past[-1].round == round:
+            raise _refused(f"{agreed.method.name} answers once in a round, and round {round} was answered")
+        epsilon = self.policy.epsilon(agreed, len(past) + 1)
+        self._left(run, epsilon or 0.0)
+        return epsilon
+
+    def _left(self, run: str, epsilon: float) -> float:
+        """ε that the year leaves after a run of so much; refuses what exceeds it."""
+        limits = self.policy.privacy
+        if limits is None:
+            return float("inf")
+        left = limits.epsilon_per_year - spent_in_year(self.ledger.entries, _clock(), run)
+        if epsilon > left + _SLACK:
+            year = f"{max(0.0, left):.3g} of {limits.epsilon_per_year:g} are left of this year's ε"
+            raise _refused(f"{year}, and the run takes {epsilon:.3g}")
+        return left - epsilon
+
+    def _promise(self, run: str, terms: Terms, agreed: Agreed, epsilon: float | None, left: float) -> str:
+        """Three lines: what is sent, who sees it, what of ε it takes."""
+        clients = f"at least {terms.min_clients} clients"
+        seen = "this site's replies as they are"
+        if agreed.privacy.shuffle:
+            seen = f"rows of {clients}, without senders"
+        if agreed.privacy.secure_sum:
+            seen = f"the total of {clients}, unless server and shuffler collude"
+        cost = "no noise, so no ε: replies may reveal records"
+        if epsilon is not None:
+            cost = f"ε = {epsilon:.3g} at δ = {self.policy.delta(agreed):g} for a record of this site"
+            cost += f"; {left:.3g} are left this year" if self.policy.privacy else "; the policy sets no limit"
+        sent = f"run {run} is accepted: {agreed.method.name}, {terms.rounds} rounds, sends "
+        sent += " and ".join(SENT[kind] for kind in agreed.kinds)
+        return f"policy: {sent}\npolicy: the server sees {seen}\npolicy: {cost}"
+
+    def _entry(
+        self, what: Literal["terms", "reply"], run: str, terms: Terms, agreed: Agreed, **told: Any
+    ) -> LedgerEntry:
+        if told.get("epsilon") is not None:
+            told["delta"] = self.policy.delta(agreed)
+        told |= {"time": _clock(), "node": self.node, "terms": terms.digest, "method": agreed.method.name}
+        return LedgerEntry(what=what, run=run, **told)
+
+    def _check_running_code(self) -> None:
+        if self.policy.code:
+            for name, digest in running_code().items():
+                if digest not in self.policy.code:
+                    raise _refused(f"the code of {name} is {digest}, which the policy's `code` does not list")
+
+
+def _clock() -> int:
+    return int(time.time())
+
+
+@cache
+def _say_once(line: str) -> None:
+    print(line, flush=True)
+
+
+@cache
+def running_code() -> Mapping[str, str]:
+    """Digests by name: of ntkfl, and of every package in use that is not installed, such as a Flower app."""
+    found, stdlib = {"ntkfl": Path(__file__).resolve().parents[1]}, Path(sysconfig.get_path("stdlib")).resolve()
+    for name, module in list(sys.modules.items()):
+        path = Path(getattr(module, "__file__", None) or "").resolve()
+        installed = path.is_relative_to(stdlib) or {"site-packages", "dist-packages"} & {*path.parts}
+        top, depth = name.partition(".")[0], name.count(".") + (path.name == "__init__.py")
+        if path.is_file() and path.suffix == ".py" and not installed and top not in found and not top.startswith("__"):
+            found[top] = path.parents[depth - 1] if depth else path
+    return {name: code_digest(path) for name, path in found.items()}
+
+
+def code_digest(path: Path) -> str:
+    """SHA-256 of a package's Python files, by name and content."""
+    files = [path] if path.is_file() else sorted(path.rglob("*.py"))
+    lines = [f"{sha256(file.read_bytes())} {file.relative_to(path.parent).as_posix()}\n" for file in files]
+    return f"sha256:{sha256(''.join(lines).encode())}"

@@ -1,0 +1,214 @@
+"""A client's side: what `@app.train()` returns."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from torch import Tensor, nn
+
+from ntkfl.crypto.context import bind
+from ntkfl.data.from_arrays import Array, checked_pair
+from ntkfl.data.torch_data import Pair, TorchData, read_torch, varies
+from ntkfl.errors import ConfigError, DataError, ModelError
+from ntkfl.federation.client import Client, SeededRandomness
+from ntkfl.federation.feature_cache import feature_folder, split_frozen
+from ntkfl.federation.policy import Agreed, Site, Terms
+from ntkfl.federation.seeds import seeded_torch
+from ntkfl.flower import network
+from ntkfl.flower.records import FROZEN, Notes, content, note, notes_of, payload_of
+from ntkfl.methods import Method, State, Task
+from ntkfl.methods.base import kinds_of
+from ntkfl.privacy.randomness import KEY_BYTES, Randomness
+from ntkfl.tangent.parameters import eager, flatten, full_precision
+from ntkfl.wire import Message as WireMessage
+
+log = logging.getLogger("flwr")
+Batch = tuple[Tensor, Tensor]
+_STATE, _MEMORY, _SITE = "ntkfl", "ntkfl.memory", "ntkfl.site"  # records of `context.state`
+
+
+def reply(
+    msg: Message,
+    context: Context,
+    model: nn.Module,
+    data: TorchData | tuple[Array, Array],
+    *,
+    batch: Pair | None = None,
+    seed: int | None = None,
+    through: Any = None,
+    policy: Path | str | None = None,
+) -> Message:
+    """The answer to a question of `ntkfl.flower.Strategy`.
+
+        @app.train()
+        def train(msg, context):
+            return ntkfl.flower.reply(msg, context, Net(), trainloader)
+
+    `model` is the network of the server's strategy, with any weights. `data` is a DataLoader, a torch Dataset or (x, y)
+    with x [n, …] and y as classes [n] or real targets [n, d2]; a loader is read once for each question, its transforms
+    as they are. `batch` makes (x, y) of what a loader yields, such as a dictionary. The method and its options come
+    with the question. `through` is a shuffler, for methods that need one. A site's `policy` (a file; or `policy` in
+    Flower's node config, or NTKFL_POLICY) decides what leaves, before anything is computed.
+
+    `context.state` has what the method keeps between rounds, and a secret key from which all randomness follows: a
+    question that comes again gets the same answer. With `seed` it follows from that and from the client's number
+    (`partition-id`, or the node's id), as in a simulation.
+    """
+    if (asks := notes_of(msg).get("ask")) == "shape":  # before there are terms
+        x, y = _read(data, batch)
+        shape: Notes = {"inputs": list(x.shape[1:]), "tokens": not x.is_floating_point(), "real": y.is_floating_point()}
+        return Message(content(shape), reply_to=msg)
+    if asks == "name" and through is not None:
+        return Message(content({}, through.hello(note(msg, "run", str))), reply_to=msg)
+    question, terms = payload_of(msg), Terms.parse(note(msg, "terms", str))
+    run, exchange = note(msg, "run", str), note(msg, "exchange", int)
+    site = Site.of(context.node_config, context.node_id, policy, context.state.setdefault(_SITE, ConfigRecord()))
+    agreed = site.admit(terms, run, "" if through is None else through.digest, seed is not None)
+    method, privacy = agreed
+    if network.needs_shuffler(privacy) and through is None:
+        raise ConfigError(f"{method.name} with these settings needs a shuffler: give reply(…, through=…)")
+    key = _enter(context, run)
+    number = int(context.node_config.get("partition-id", context.node_id))
+    drawn = _KeyedRandomness(key, number) if seed is None else SeededRandomness(seed, number)
+    with full_precision(), eager(model) as own:
+        fitted = _fitted(own, method, terms, msg, context)
+        if fitted is None:
+            return Message(content({"wants": FROZEN}), reply_to=msg)
+        asked = WireMessage.decode(question) if through is None else through.heed(question, run, terms)
+
+        def answer() -> bytes:
+            x, y = _placed(*_read(data, batch), fitted, agreed, terms, through)
+            if (asked.round, exchange) == (1, 0) and "update" not in kinds_of(method) and _changes(data, batch):
+                log.warning("samples change when they are read again: %s takes one draw of each a round", method.name)
+            trained, features = split_frozen(fitted, privacy, feature_folder())
+            x = x if features is None else features(x)
+            task = Task(trained, terms.outputs, method.loss, label_smoothing=method.label_smoothing, privacy=privacy)
+            task.example = x[:1] * 0, y[:1] * 0
+            memory = ContextMemory(context, (asked.round, exchange))
+            rows = None if through is None else through.rows(agreed)
+            found = Client(number, task, method, lambda: (x, y), drawn, memory=memory, rows=rows).answer(asked)
+            return found.encode() if through is None else through.seal(found, method, task, randomness)
+
+        # What a user's own code draws from torch follows from the round: a loader that shuffles reads the same samples
+        # in the same order for all questions of a round.
+        randomness = drawn.of_round(asked.round)
+        with seeded_torch(flatten(fitted).device, randomness.seed("batches")):
+            payload = site.release(run, asked.round, exchange, question, answer)
+    return Message(content({}, payload if through is None else through.deliver(payload)), reply_to=msg)
+
+
+def _enter(context: Context, run: str) -> bytes:
+    """This client's key for the run. Another run's memory is dropped."""
+    state = context.state.config_records.get(_STATE, ConfigRecord())
+    if state.get("run") != run:
+        for name in {_MEMORY, FROZEN} & context.state.keys():
+            del context.state[name]
+        state = ConfigRecord({"run": run, "key": os.urandom(KEY_BYTES)})
+        context.state[_STATE] = state
+    return bytes(state["key"])  # type: ignore[arg-type]
+
+
+def _read(data: TorchData | tuple[Array, Array], batch: Pair | None) -> Batch:
+    """x [n, …], floating or (tokens) int64, and y: int64 [n] or float [n, d2]."""
+    pair = data if isinstance(data, tuple | list) else read_torch("this client's data", data, batch)
+    whole = str(getattr(pair[0], "dtype", "")).rpartition(".")[2] in ("int32", "int64")
+    return checked_pair("this client's data", pair, tokens=whole)
+
+
+def _changes(data: TorchData | tuple[Array, Array], batch: Pair | None) -> bool:
+    """Whether samples are others each time they are read, as by random augmentation."""
+    return not isinstance(data, tuple | list) and varies(data, batch)
+
+
+def _fitted(model: nn.Module, method: Method, terms: Terms, msg: Message, context: Context) -> nn.Module | None:
+    """The server's network but for the weights in its question; None where it has to send what does not train."""
+    if flatten(model).dtype != (dtype := getattr(torch, terms.precision)):
+        model = copy.deepcopy(model).to(dtype)
+    expected = note(msg, "network", str)
+    if network.digest(model, method) == expected:
+        return model
+    records = context.state.array_records if FROZEN not in msg.content else msg.content.array_records
+    if FROZEN not in records:
+        return None
+    model = copy.deepcopy(model)
+    network.load(model, records[FROZEN].to_torch_state_dict(), False, "what does not train of the server's network")
+    if network.digest(model, method) != expected:
+        raise ModelError(
+            "the model is not the server's: names or shapes of its parameters differ, or which of them train"
+        )
+    context.state[FROZEN] = records[FROZEN]
+    return model
+
+
+def _check_fit(x: Tensor, y: Tensor, terms: Terms) -> None:
+    """`DataError` unless x is [n, *inputs], and y classes [n] below `outputs` or real [n, outputs]."""
+    if tuple(x.shape[1:]) != terms.inputs:
+        raise DataError(f"inputs of shape {list(x.shape[1:])}; the run's terms say {list(terms.inputs)}")
+    if y.is_floating_point() and y.shape[1] != terms.outputs:
+        raise DataError(f"targets of shape {list(y.shape)}; the run's terms say {terms.outputs} outputs")
+    if not y.is_floating_point() and not 0 <= int(y.min()) <= int(y.max()) < terms.outputs:
+        raise DataError(f"labels {int(y.min())} to {int(y.max())}; the run's terms say {terms.outputs} classes")
+
+
+def _placed(x: Tensor, y: Tensor, model: nn.Module, agreed: Agreed, terms: Terms, through: Any) -> Batch:
+    """Samples as the network gets them: checked against the terms, in its precision, on its device, projected."""
+    _check_fit(x, y, terms)
+    like = flatten(model)
+    x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
+    y = y.to(like.device, like.dtype if y.is_floating_point() else y.dtype)
+    if agreed.privacy.projected_dim is not None:
+        projection = agreed.privacy.make_projection(through.run_secret(), terms.inputs)
+        assert projection is not None
+        x = projection(x)
+    if (outputs := network.outputs_of(model, x[:1])) != terms.outputs:
+        raise ModelError(f"the model has {outputs} outputs; the run's terms say {terms.outputs}")
+    return x, y
+
+
+class _KeyedRandomness:
+    """From this client's secret key of the run: nobody else can know it, and a question that comes again finds it."""
+
+    def __init__(self, key: bytes, number: int) -> None:
+        self.key, self.number = key, number
+
+    def _of(self, what: str, round: int) -> bytes:
+        return hashlib.sha256(bind("ntkfl flower v1", what, self.key, self.number, round)).digest()
+
+    def subsampling(self, round: int) -> random.Random:
+        return random.Random(self._of("subsample", round))  # 256 bits; which samples were drawn never shows
+
+    def of_round(self, round: int) -> Randomness:
+        return Randomness(self._of("round", round))
+
+
+class ContextMemory:
+    """What a client keeps between rounds, in `context.state`: as it was after earlier rounds, and after each question
+    of this one. A question `at` (round, exchange) that comes again finds what it found at first.
+    """
+
+    def __init__(self, context: Context, at: tuple[int, int]) -> None:
+        self.context, self.at = context, at
+        self.steps: dict[tuple[int, int], State] = {}
+        for key, tensor in context.state.array_records.get(_MEMORY, ArrayRecord()).to_torch_state_dict().items():
+            round, exchange, name = key.split("/", 2)
+            self.steps.setdefault((int(round), int(exchange)), {})[name] = tensor
+
+    def before(self, round: int) -> State:
+        past = [step for step in self.steps if step < self.at]
+        return dict(self.steps[max(past)]) if past else {}
+
+    def keep(self, round: int, memory: State) -> None:
+        last = max((step for step in self.steps if step[0] < round), default=None)
+        steps = {s: kept for s, kept in self.steps.items() if s == last or (round, 0) <= s < self.at}
+        steps[self.at] = {name: t.detach().cpu() for name, t in memory.items()}
+        tensors = {f"{r}/{e}/{name}": t for (r, e), kept in steps.items() for name, t in kept.items()}
+        if tensors:
+            self.context.state[_MEMORY] = ArrayRecord(tensors)

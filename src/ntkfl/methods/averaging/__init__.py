@@ -1,0 +1,1 @@
+"""Methods whose clients train locally and send an update: FedAvg and its kin."""

@@ -1,0 +1,105 @@
+"""Data sharing. Zhao et al., Federated Learning with Non-IID Data, 2018.
+
+The server holds a small set G of samples of all classes and gives it to each client, once; clients train as in FedAvg
+on their own samples and these. The paper also tries random portions of G, and begins from a model trained on G:
+`warm_steps`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ntkfl.errors import MessageError
+from ntkfl.methods.averaging.fedavg import FedAvg
+from ntkfl.methods.averaging.local_training import train_locally
+from ntkfl.methods.base import Outgoing, Round
+from ntkfl.methods.replies import Update
+from ntkfl.methods.task import ClientRound, State, Task, check_finite, labels_of
+from ntkfl.privacy.randomness import Randomness
+from ntkfl.wire.message import Message, pack_labels
+
+
+class SharedUpdate(Update):
+    """w_m as `weights`."""
+
+    additive = False  # clients are asked different things: a secure sum is over replies to one question
+
+
+class DataShare(FedAvg):
+    """w ← Σ_m p_m w_m, with w_m trained on D_m ∪ G. Without a shared set it is FedAvg."""
+
+    name: ClassVar[str] = "data-share"
+    paper: ClassVar[str] = "Zhao et al. 2018"
+    replies: ClassVar[Mapping[str, type[Update]]] = {"weights": SharedUpdate}
+    shared_fraction: ClassVar[float] = 0.1  # β, size of the shared set relative to all clients' samples
+
+    warm_steps: int = Field(0, ge=0, description="gradient steps on the shared set before the first round")
+
+    def start(self, task: Task, weights: Tensor) -> State:
+        """Begins from `weights` trained on the shared set for `warm_steps`, with the local learning rate and batches.
+        `holders` are the ids of the clients that have been given the set, ascending.
+        """
+        if self.warm_steps and (shared := _shared(task)):
+            server = ClientRound(-1, *shared, Randomness.simulated(0))  # its own samples: no client's secret
+            trained = train_locally(task, weights, server, self.warm_steps, self.lr, self.batch_size)
+            weights = check_finite(trained.weights, "the model trained on the shared set")
+        return super().start(task, weights) | {"holders": torch.empty(0, dtype=torch.int64)}
+
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        holders = set(state["holders"].tolist())
+        replies = yield self._questions(task, state, round, cohort, holders)
+        p = self.shares(task, replies)
+        new = self.combined(task, replies, p, "weights", state["weights"])
+        told = torch.tensor(sorted(holders.union(cohort if _shared(task) else ())), dtype=torch.int64)
+        return self.outcome(replies, p, state | {"weights": new, "holders": told})
+
+    def _questions(self, task: Task, state: State, round: int, cohort: Sequence[int], holders: set[int]) -> Outgoing:
+        """The weights for all, and with them the shared samples for clients that have not been given them."""
+        plain = self.question(state, round)
+        shared = _shared(task)
+        if shared is None or holders.issuperset(cohort):
+            return plain
+        x, y = shared
+        whole = self.question(state, round, shared_x=x, shared_labels=pack_labels(y, task.outputs))
+        return {client: plain if client in holders else whole for client in cohort}
+
+    def answer(self, task: Task, question: Message, client: ClientRound) -> Update:
+        """w_m trained on the client's samples and G, which comes with the question the first time and is kept."""
+        given = None
+        if "shared_x" in question.arrays:
+            given = question.take("shared_x", like=task.like), labels_of(question.take("shared_labels"), task.like)
+        x, y = self._kept(task, client) if given is None else given
+        if x.shape[:1] != y.shape[:1] or x.shape[1:] != client.x.shape[1:] or y.shape[1:] != client.y.shape[1:]:
+            raise MessageError(f"the shared samples are not of the kind that client {client.id} has")
+        enlarged = replace(client, x=torch.cat([client.x, x]), y=torch.cat([client.y, y]))
+        reply = super().answer(task, question, enlarged)
+        if given is not None:
+            self._keep(task, client, given)
+        return reply
+
+    def _keep(self, task: Task, client: ClientRound, given: tuple[Tensor, Tensor]) -> None:
+        """Where server and clients live in one process, a mark will do in place of a copy for every client."""
+        if task.shared is not None and all(torch.equal(a, b.to(a)) for a, b in zip(given, task.shared, strict=True)):
+            client.memory["shared"] = torch.tensor(True)
+        else:
+            client.memory["shared_x"], client.memory["shared_y"] = (part.clone() for part in given)
+
+    def _kept(self, task: Task, client: ClientRound) -> tuple[Tensor, Tensor]:
+        """What the client was given in an earlier round; nothing, if it was not."""
+        if "shared" in client.memory:
+            assert task.shared is not None
+            return task.shared
+        if "shared_x" in client.memory:
+            return client.memory["shared_x"].to(client.x), client.memory["shared_y"].to(client.y)
+        return client.x[:0], client.y[:0]
+
+
+def _shared(task: Task) -> tuple[Tensor, Tensor] | None:
+    """The set G; None where the server holds no sample."""
+    return task.shared if task.shared is not None and len(task.shared[1]) else None

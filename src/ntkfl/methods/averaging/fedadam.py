@@ -1,0 +1,54 @@
+"""FedAdam. Reddi et al., Adaptive Federated Optimization, 2021.
+
+Clients train as in FedAvg; the server takes the averaged update Δ for a gradient and descends it by Adam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ntkfl.methods.averaging.fedavg import FedAvg
+from ntkfl.methods.base import Round
+from ntkfl.methods.task import State, Task, check_finite
+
+BETA2 = 0.99  # memory of the squared update
+
+
+class FedAdam(FedAvg):
+    """Δ = Σ_m p_m (w − w_m), m ← β₁ m + (1 − β₁) Δ, v ← β₂ v + (1 − β₂) Δ², w ← w − server_lr m / (√v + τ).
+
+    As in the paper, m starts from 0 and v from τ², and neither is divided by 1 − βᵗ as in Adam: the first
+    steps are small.
+    """
+
+    name: ClassVar[str] = "fedadam"
+    paper: ClassVar[str] = "Reddi et al. 2021"
+
+    server_lr: float = Field(0.01, gt=0, description="the server's learning rate")
+    beta1: float = Field(0.9, ge=0, lt=1, description="β₁, memory of the mean update")
+    tau: float = Field(1e-3, gt=0, description="τ, how adaptive: the smaller, the more")
+
+    def start(self, task: Task, weights: Tensor) -> State:
+        """With the moments m and v [d]."""
+        return super().start(task, weights) | {
+            "m": torch.zeros_like(weights),
+            "v": torch.full_like(weights, self.tau**2),
+        }
+
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        w = state["weights"]
+        # Clients do as in FedAvg; what differs is what the server makes of the mean change.
+        replies = yield self.question(state, round)
+        p = self.shares(task, replies)
+        delta = w - self.combined(task, replies, p, "weights", w)
+
+        m = self.beta1 * state["m"] + (1 - self.beta1) * delta
+        v = BETA2 * state["v"] + (1 - BETA2) * delta**2
+        check_finite(v, "the mean of squared updates")  # an infinite v would hold every later step at zero
+        new = w - self.server_lr * m / (v.sqrt() + self.tau)
+        return self.outcome(replies, p, state | {"weights": new, "m": m, "v": v})

@@ -1,0 +1,95 @@
+"""QSGD. Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, 2017.
+
+Clients send their gradient with every value rounded at random, and without bias, to one of a few levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import ClassVar, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ntkfl.errors import MessageError
+from ntkfl.methods.averaging.local_training import LocalTraining
+from ntkfl.methods.base import Method, Round
+from ntkfl.methods.replies import WEIGHTS, Update
+from ntkfl.methods.task import ClientRound, State, Task
+from ntkfl.privacy.randomness import Randomness
+from ntkfl.wire.message import Message
+from ntkfl.wire.quantize import decode_levels, dequantize, encode_levels, quantize
+
+
+class Quantised(Update):
+    """Q(v) of a vector v [d], as `codes` (a level of `bits` for each value) and `norms` [1] (what the levels divide).
+
+    `bits` are the sign and magnitude of a value, s = 2^(bits−1) − 1 levels. `norm` is l2 (the vector's 2-norm) or max
+    (its largest value).
+    """
+
+    vectors = ("gradient",)
+    additive = False
+    bits: ClassVar[int] = 4
+    norm: ClassVar[str] = "l2"
+
+    @classmethod
+    def blank(cls, method: Method, task: Task, question: Message) -> Self:
+        plain = Update.blank(method, task, question)
+        del plain.arrays[WEIGHTS]
+        return cls(cls.encode(torch.zeros_like(task.like), Randomness.simulated(0)) | plain.arrays)
+
+    @classmethod
+    def encode(cls, vector: Tensor, randomness: Randomness) -> dict[str, Tensor]:
+        """Q(vector) as arrays, rounded by the client's own draws."""
+        uniform = partial(randomness.uniforms, "quantisation")
+        levels, norms = quantize(vector, cls.bits, uniform, cls.norm)
+        codes = encode_levels(levels, cls.bits)
+        return {"codes": torch.from_numpy(codes), "norms": torch.from_numpy(norms)}
+
+    def vector(self, name: str, like: Tensor) -> Tensor:
+        """Q(v) [d]; `MessageError` for codes of another length, or of no level."""
+        codes, norms = self.take("codes", (None,)), self.take("norms", (1,))
+        if codes.dtype != torch.uint8 or norms.dtype != torch.float32 or bool((norms < 0).any()):
+            raise MessageError("a quantised vector needs bytes of codes and norms that are not negative")
+        levels = decode_levels(codes.cpu().numpy(), like.numel(), self.bits)
+        return dequantize(levels, norms.cpu().numpy(), self.bits).to(like)
+
+    def with_vectors(self, vectors: Mapping[str, Tensor]) -> Self:
+        """The reply with another vector, rounded anew by draws that repeat: for studies of Byzantine clients."""
+        return type(self)(self.arrays | self.encode(vectors["gradient"], Randomness.simulated(0)))
+
+
+class Compressed(LocalTraining):
+    """Methods whose clients send (w − w_m) / lr quantised."""
+
+    replies: ClassVar[Mapping[str, type[Update]]] = {"weights": Quantised}
+
+    def answer(self, task: Task, question: Message, client: ClientRound) -> Update:
+        """Q((w − w_m) / lr). Uplink: `bits` bits per weight, and one norm."""
+        w = self.begin(task, question)
+        trained = self.train(task, w, client)
+        reply = self.replies["weights"]
+        assert issubclass(reply, Quantised)
+        return self.update(client, trained, **reply.encode((w - trained.weights) / self.lr, client.randomness))
+
+
+class QSGD(Compressed):
+    """w ← w − lr Σ_m p_m Q(g_m), where g_m = (w − w_m) / lr: the client's gradient, or the sum of its local steps'.
+
+    Q(v)_i = ‖v‖ sign(v_i) ξ_i / s with ξ_i one of the two integers around s |v_i| / ‖v‖ and E Q(v) = v: the variant
+    that the paper's bounds are about. Its practical one has buckets (512 values or so) and the max norm.
+    """
+
+    name: ClassVar[str] = "qsgd"
+    paper: ClassVar[str] = "Alistarh et al. 2017"
+
+    local_steps: int = Field(1, ge=1, description="gradient steps a client takes in a round; 1: it sends its gradient")
+
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        replies = yield self.question(state, round)
+        p = self.shares(task, replies)
+        g = self.combined(task, replies, p, "gradient")
+        return self.outcome(replies, p, state | {"weights": state["weights"] - self.lr * g})

@@ -1,0 +1,1 @@
+"""Methods whose clients send sums over their samples: `sum-ntk-fl`, `sum-ridge`, those of differential privacy."""

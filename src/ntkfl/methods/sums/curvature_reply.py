@@ -1,0 +1,190 @@
+"""What clients of `sum-ntk-fl` send (sums at the proposed weights, losses, counts), and what they are asked.
+
+Everything in a reply adds up: the reply of all clients is the sum of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from ntkfl.errors import ConfigError, MessageError, TooFew
+from ntkfl.methods.replies import LARGEST_LOSS, SAMPLES, WEIGHTS, Sums
+from ntkfl.methods.sums.robust_sums import ClientSums, trimmed_losses
+from ntkfl.methods.task import Task
+from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, REST
+from ntkfl.tangent.sums import Sums as TangentSums
+from ntkfl.wire.message import Message
+
+if TYPE_CHECKING:
+    from ntkfl.methods.base import Method
+    from ntkfl.methods.sums.sum_ntk_fl import SumNTKFL
+
+LOSSES, FRESH, CURVATURE, CHANGE, ASKS = "losses", "fresh", "curvature", "change", "asks"
+_ACCEPTED, _STEP, _SCALE = "accepted", "step", "scale"
+_LARGEST_CURVATURE = 1e4  # of one sample, in secure sums
+_INPUT_LIMIT = 100.0  # secure sums: an input factor sums squares over positions, and exceeds other arrays by so much
+_ROUGH = 2.0**-5  # part of the accepted weights' norm by which 8 bits may miss them
+
+
+class CurvatureSums(Sums):
+    """Sums over a client's samples at the proposed weights w.
+
+    `gradient` [d] and the curvature's factors, named as in `tangent/sums.py`; `samples` []; `losses` float64 [1], or
+    [2] with those at the last accepted weights behind them; `fresh` [], the samples behind constant factors, where
+    these are asked for. Other arrays are left to a derived method.
+    """
+
+    counts = (SAMPLES, FRESH)
+    bounded: ClassVar[Mapping[str, float]] = {LOSSES: LARGEST_LOSS}
+    vectors = (GRADIENT,)
+
+    @classmethod
+    def blank(cls, method: SumNTKFL, task: Task, question: Message) -> Self:  # type: ignore[override]
+        """Shapes are those of the method's `curvature` for one sample of zeros."""
+        if task.example is None:
+            raise ConfigError("the form of curvature sums follows from a sample's shape: give the task an `example`")
+        x, y = task.example
+        arrays = method.curvature(task, task.like, x, task.training_targets(y), ASKS in question.arrays)
+        losses = torch.zeros(1 if accepted_weights(question, task.like) is None else 2, dtype=torch.float64)
+        counts = {name: torch.tensor(1) for name in (cls.counts if ASKS in question.arrays else (SAMPLES,))}
+        halves = tuple(arrays) if method.values == "float16" and not task.privacy.secure_sum else ()
+        return cls(arrays | counts | {LOSSES: losses}, halves)
+
+    @classmethod
+    def limit(cls, name: str) -> float:
+        role = name.partition("/")[2]
+        return super().limit(name) * (_INPUT_LIMIT if role.startswith((INPUTS, CONSTANT)) else 1.0)
+
+    def sums(self, like: Tensor) -> TangentSums:
+        """Gradient, factors and number of samples, on the device and in the type of `like`."""
+        names = [name for name in self.arrays if name in (GRADIENT, REST, SAMPLES) or "/" in name]
+        return TangentSums({name: self.take(name, None, like) for name in names})
+
+    @property
+    def losses(self) -> Tensor:
+        """Sums of losses at the proposed and, after the first round, the last accepted weights: float64 [1] or [2]."""
+        return self.take(LOSSES, (None,)).double()
+
+    @property
+    def fresh(self) -> int:
+        """Samples behind the constant factors: all, or none of a client that sent these in an earlier round."""
+        return int(self.take(FRESH, ())) if FRESH in self.arrays else 0
+
+    def check(self, task: Task) -> None:
+        """Counts that fit each other, losses, a gradient [d], and factors whose shapes are those of layers."""
+        super().check(task)
+        # A total may be partly of clients that sent their constant factors before.
+        some = range(self.samples + 1) if task.privacy.secure_sum else (0, self.samples)
+        if self.fresh not in some:
+            raise MessageError(f"constant factors of {self.fresh} of {self.samples} samples")
+        if not 1 <= len(self.losses) <= 2:
+            raise MessageError(f"{len(self.losses)} losses, where one or two are asked for")
+        self.vector(GRADIENT, task.like.cpu())
+        self.sums(task.like.new_empty(0, device="cpu")).layers()
+
+    def sizes(self, task: Task) -> Tensor:
+        """Its samples, and the largest norm of its means, or that of the network's first weights where it is larger:
+        [1, 2].
+        """
+        arrays = self.sums(task.like.new_empty(0, device="cpu")).arrays
+        norms = [torch.linalg.vector_norm(a) for name, a in arrays.items() if name != SAMPLES]  # may be inf: extreme
+        samples = torch.tensor(float(self.samples), dtype=torch.float64)
+        largest = torch.stack([task.like.cpu().norm() * samples, *norms]).amax() / samples
+        return torch.stack([samples, largest]).unsqueeze(0)
+
+
+class StepCurvature(Sums):
+    """`curvature` [], n Δᵀ C Δ over a client's n samples: the exact curvature that the step Δ meets; and `samples`."""
+
+    bounded: ClassVar[Mapping[str, float]] = {CURVATURE: _LARGEST_CURVATURE}
+
+    @classmethod
+    def blank(cls, method: Method, task: Task, question: Message) -> Self:
+        return cls({SAMPLES: torch.tensor(1), CURVATURE: torch.zeros((), dtype=torch.float64)})
+
+    @property
+    def curvature(self) -> float:
+        return float(self.take(CURVATURE, ()))
+
+    def check(self, task: Task) -> None:
+        self.take(CURVATURE, ())
+        super().check(task)
+
+    def sizes(self, task: Task) -> Tensor:
+        """The mean curvature that the step meets, [1, 1]."""
+        return torch.tensor([[self.curvature / self.samples]], dtype=torch.float64)
+
+
+class Total(NamedTuple):
+    """What the replies of a cohort add up to."""
+
+    sums: TangentSums
+    losses: Tensor  # float64 [1] or [2], at the proposed and the last accepted weights
+    fresh: int  # samples behind constant factors
+    clients: list[ClientSums]  # single clients' parts, where they are compared
+
+    def mean_losses(self) -> Tensor:
+        """[1] or [2]; where single clients are seen, without those that stand out."""
+        if self.clients and len(self.losses) == 2:
+            return trimmed_losses(self.clients)
+        return self.losses / self.samples.double()
+
+    @property
+    def samples(self) -> Tensor:
+        return self.sums.arrays[SAMPLES]
+
+
+def add_up(replies: list[CurvatureSums], like: Tensor, losses: int, single: bool) -> Total:
+    """The total of replies with so many losses each, on the device and in the type of `like`.
+
+    Replies are let go one after the other: but for the gradients that `single` keeps, nothing grows with their number.
+    """
+    total: Total | None = None
+    while replies:
+        reply = replies.pop(0)
+        if len(reply.losses) != losses:
+            raise MessageError(f"{len(reply.losses)} losses where {losses} were asked for")
+        sums, lost = reply.sums(like), reply.losses.to(like.device)
+        clients = [ClientSums(sums.arrays[GRADIENT], sums.arrays[SAMPLES], lost)] if single else []
+        if total is None:
+            total = Total(sums, lost, reply.fresh, clients)
+        else:
+            fresh = total.fresh + reply.fresh
+            total = Total(total.sums + sums, total.losses + lost, fresh, total.clients + clients)
+    if total is None:
+        raise TooFew("no client's sums came")
+    return total
+
+
+def weights_question(round: int, w: Tensor, accepted: Tensor | None, asks: bool, halves: bool) -> Message:
+    """Asks for sums at w [d], for losses there and at the last accepted weights, and with `asks` for constant factors.
+
+    The accepted weights travel as the step to them in 8 bits, scaled by its largest number: what is judged is one loss.
+    Where that is too rough, as after a step to far-off weights, they travel whole.
+    """
+    arrays, reals = {WEIGHTS: w}, [WEIGHTS]
+    if accepted is not None:
+        step = w - accepted
+        scale = (step.abs().max() / 127).clamp(min=torch.finfo(torch.float32).tiny).float()
+        coarse = (step / scale).round()
+        if float((coarse * scale - step).norm()) <= _ROUGH * float(accepted.norm()):
+            arrays |= {_STEP: coarse.to(torch.int8), _SCALE: scale}
+        else:
+            arrays[_ACCEPTED] = accepted
+            reals.append(_ACCEPTED)
+    if asks:
+        arrays[ASKS] = torch.tensor(1, dtype=torch.uint8)
+    return Message("weights", round, arrays, tuple(reals) if halves else ())
+
+
+def accepted_weights(question: Message, w: Tensor) -> Tensor | None:
+    """The last accepted weights [d] beside the proposed ones w; None in the first round."""
+    if _ACCEPTED in question.arrays:
+        return question.take(_ACCEPTED, tuple(w.shape), w)
+    if _STEP not in question.arrays:
+        return None
+    return w - question.take(_STEP, tuple(w.shape), w) * question.take(_SCALE, (), w)

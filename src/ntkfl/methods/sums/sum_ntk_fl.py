@@ -1,0 +1,276 @@
+"""NTK-FL from sums: the evolution of NTK-FL without any per-sample Jacobian leaving a client.
+
+Seen from the weights, the linearised flow needs sums over samples alone: the gradient g and, for each layer, the
+Kronecker factors of the Gauss–Newton matrix C ≈ Ĉ = A ⊗ G (K-FAC, `tangent/curvature.py`). Clients send theirs; the
+server adds them and evolves the weights in closed form. A round is five equations, with N samples in the cohort:
+
+    (1)  g = 1/N Σ ∇ℓ,  Ĉ = A ⊗ G        sums at the proposed weights w                         `curvature`
+    (2)  L(w) ≤ L(w₀) + ½ min(L(w₀), s)   does w stand, against the last accepted weights w₀?    `round`
+    (3)  Δ = −φ(t(μΛ + δ)) ∘ g            in the factors' eigenbasis, Λ = λ_G ⊗ λ_A,             `step`
+                                          φ(x) = t (1 − e^{−x}) / x
+    (4)  μ ← Δᵀ C Δ / Δᵀ Ĉ Δ              where the factors are rough, in a second exchange      `measured`
+    (5)  w ← w₀ + Δ,  μ ΔᵀĈΔ ≤ 2 min(L, s)                                                       `bounded_step`
+
+**How far a step goes.** Ĉ has less curvature along Δ than C: about 12 times less for a perceptron, 30 for a small
+convolutional network, up to 20,000 where training would diverge. So μ makes up for it; it is measured (4) where layers
+share weights between positions or factors are sketches. Δ is shortened (5) until its quadratic model promises no loss
+below zero: a step to the model's minimum gains ½ Δᵀ(μĈ)Δ, which is at most L. s is the loss's own scale: 1 for
+cross-entropy, which bounds how far predictions move (½ ΔᵀCΔ is their Kullback–Leibler divergence), none for squared
+error. Losses of one cohort are compared (2), as those of different cohorts differ too much.
+
+A step that does not stand is taken back: the round repeats it from the sums at w₀, with μ and δ `BACK` times as large
+(δ too, as without curvature no μ shortens a step) and a bound (5) as much smaller. Steps that stand relax all three.
+The weights proposed last count in the running average once a cohort has accepted them, and are reported until then as
+if they would be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ntkfl.errors import ConfigError, NumericalError
+from ntkfl.methods.base import Method, Outcome, Outgoing, Replies, Round
+from ntkfl.methods.replies import SAMPLES, WEIGHTS, Reply
+from ntkfl.methods.sums.constant_factors import constant_factors, no_factors_yet, still_asked
+from ntkfl.methods.sums.curvature_reply import (
+    ASKS,
+    CHANGE,
+    CURVATURE,
+    FRESH,
+    LOSSES,
+    CurvatureSums,
+    StepCurvature,
+    accepted_weights,
+    add_up,
+    weights_question,
+)
+from ntkfl.methods.sums.last_layer import trains_alone
+from ntkfl.methods.sums.robust_sums import bounded_gradient
+from ntkfl.methods.task import ClientRound, State, Task, check_finite
+from ntkfl.tangent import Flow, Sums, curvature_sums
+from ntkfl.tangent.curvature import LARGEST, step_curvature
+from ntkfl.tangent.losses import find_loss, per_sample
+from ntkfl.tangent.sums import GRADIENT, is_constant
+from ntkfl.wire.message import Message
+
+TOLERANCE, BACK, RELAX = 0.5, 4.0, 2.0
+LARGEST_MU = 1e6  # that is measured, in units of the option's
+_OVERFLOW = 1e300  # the loss sum of weights that overflow
+_SENT = "constant_factors_sent"  # a client's memory: the round in which it sent them
+# The server's state: the last weights that a cohort accepted and the sums taken there; μ as measured there; by how much
+# μ and δ are raised, and the bound lowered.
+_ACCEPTED, _LAST, _MU, _CAUTION = "accepted", "last/", "mu", "caution"
+
+
+class SumNTKFL(Method):
+    """w ← w − φ(t(μΛ + δ)) ∘ g in the eigenbasis of the summed factors. One exchange per round, two where μ is
+    measured.
+
+    Where single clients are seen, the step that a client's own gradient drives, and its samples, count for at most
+    `step_limit` times the median client's (0: no limit; secure sums show no client). On heterogeneous data one gradient
+    could otherwise decide a round, and some networks would not begin to learn.
+
+    `curvature` and `step` are meant to be overridden: examples/own_curvature.py.
+    """
+
+    name: ClassVar[str] = "sum-ntk-fl"
+    paper: ClassVar[str] = "after Yue et al. 2022 and Martens & Grosse 2015"
+    replies: ClassVar[Mapping[str, type[Reply]]] = {"weights": CurvatureSums, "candidates": StepCurvature}
+    cohorts: ClassVar[int] = 2  # that are asked for constant factors, at most
+    step_limit: ClassVar[float] = 1.5  # of a client's step and samples, in units of the median client's
+
+    average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0: none")
+    label_smoothing: float = Field(0.1, ge=0, lt=1, description="part of a class label spread over all; none with mse")
+    values: Literal["float16", "float32"] = Field("float16", description="how sums and weights travel")
+    time: float | None = Field(200.0, ge=0, description="t, how long the weights flow; none: to the end")
+    mu: float = Field(
+        12.0,
+        gt=0,
+        description="μ, what curvature is multiplied by, for what blocks and small cohorts leave out; where it is "
+        "measured, or a step was taken back, the least",
+    )
+    delta: float = Field(0.003, ge=0, description="δ, added to all curvature")
+    largest: int = Field(
+        LARGEST, ge=1, description="rows of the largest factor that is sent whole; others are sketched"
+    )
+
+    # -- What is meant to be overridden ------------------------------------------------------------------------------
+
+    def curvature(self, task: Task, w: Tensor, x: Tensor, Y: Tensor, constant: bool = True) -> dict[str, Tensor]:
+        """(1) One client's N g and N Ĉ: sums over the rows of x, with targets Y [N, d2], at the weights w [d].
+
+        Arrays by name, all additive, as `tangent/sums.py` has them: `gradient` [d]; `<columns>/inputs` and
+        `<columns>/outputs`, the triangles of A and G for the layer whose weights are these columns; of a block without
+        G, A alone is the block; `rest`, the diagonal of C at columns of no layer. `constant=False` leaves out factors
+        whose inputs do not depend on any trained weight. Cost: that of a per-sample Jacobian, a chunk at a time.
+        """
+        sums = curvature_sums(task.at(w), x, Y, self.loss, task.plan(x), constant, self.largest)
+        return {name: array for name, array in sums.arrays.items() if name != SAMPLES}
+
+    def step(self, flow: Flow, mu: float, delta: float) -> tuple[Tensor, float]:
+        """(3) Δ = −φ(t(μΛ + δ)) ∘ g, [d], and ΔᵀĈΔ. `flow` has the cohort's g, and Ĉ's eigenvalues and eigenvectors."""
+        return flow.change_and_curvature(self.time, mu, delta)
+
+    # -- The server --------------------------------------------------------------------------------------------------
+
+    def start(self, task: Task, weights: Tensor) -> State:
+        task.notes += self._notes(task)
+        numbers = {_MU: torch.tensor(self.mu, dtype=torch.float64), _CAUTION: torch.tensor(1.0, dtype=torch.float64)}
+        return super().start(task, weights) | no_factors_yet(weights) | numbers
+
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        """Sums at w and losses at w and w₀ (1); whether w stands (2); μ (4); and the next step (3, 5)."""
+        w, w0, mu, caution = state[WEIGHTS], state.get(_ACCEPTED), float(state[_MU]), float(state[_CAUTION])
+        limit = 0.0 if task.privacy.secure_sum else self.step_limit
+        diagnostics: dict[str, float | str] = {}
+
+        # (1) The cohort's sums at w, and its losses there and at w₀.
+        replies = yield weights_question(round, w, w0, still_asked(state), self.values == "float16")
+        total = add_up(replies, task.like, losses=1 if w0 is None else 2, single=limit > 0)
+        kept, spectra = constant_factors(state, total.sums, total.fresh, self.cohorts)
+        L, *L0 = total.mean_losses()
+
+        if w0 is None or bool(L0[0] + TOLERANCE * self._unit(L0[0]) >= L):
+            # (2) w stands: the next step begins there, with what these sums say.
+            passed, loss, w0, sums = None if w0 is None else w, L, w, total.sums
+            caution = max(1.0, caution / RELAX)
+            flow = Flow(sums, spectra)
+            if self._rough(sums):
+                mu = yield from self.measured(flow, w, round, mu, caution, loss)  # (4)
+            if total.clients:
+                rates = (self.time, mu * caution, self.delta * caution)
+                gradient, clipped = bounded_gradient(flow, total.clients, limit, *rates)
+                if clipped:
+                    flow, diagnostics["clipped_clients"] = flow.driven_by(gradient), clipped
+                    sums = Sums({**sums.arrays, GRADIENT: gradient * total.samples})
+        else:
+            # It raised the loss: the step from w₀ is repeated, shorter, with the sums that were taken there.
+            passed, loss = None, L0[0]
+            sums = Sums({n.removeprefix(_LAST): t for n, t in state.items() if n.startswith(_LAST)})
+            flow, caution, diagnostics["taken_back"] = Flow(sums, spectra), BACK * caution, 1
+
+        change, _ = self.bounded_step(flow, mu, caution, loss)  # (3), (5)
+        kept |= {
+            WEIGHTS: check_finite(w0 + change, "the model after the flow"),
+            _ACCEPTED: w0,
+            _MU: state[_MU].new_tensor(mu),
+            _CAUTION: state[_CAUTION].new_tensor(caution),
+        }
+        # Spectra stand for the constant factors.
+        kept |= {_LAST + name: array for name, array in sums.arrays.items() if not is_constant(name)}
+        diagnostics |= {"samples": int(total.samples), "mu": mu * caution}
+        return Outcome(kept, float(loss), self.time, diagnostics, passed=passed, tentative=True)
+
+    def bounded_step(self, flow: Flow, mu: float, caution: float, loss: Tensor) -> tuple[Tensor, float]:
+        """(5) The step with μ and δ `caution` times as large, shortened to `caution` μ ΔᵀĈΔ ≤ 2 min(L, s); and ΔᵀĈΔ."""
+        mu = mu * caution
+        change, curvature = self.step(flow, mu, self.delta * caution)
+        short = min(1.0, math.sqrt(2 * self._unit(loss) / (caution * mu * curvature))) if curvature > 0 else 1.0
+        return short * change, short**2 * curvature
+
+    def measured(
+        self, flow: Flow, w: Tensor, round: int, mu: float, caution: float, loss: Tensor
+    ) -> Generator[Outgoing, Replies, float]:
+        """(4) μ with which Ĉ has the curvature that its step meets on the cohort: Δᵀ C Δ / Δᵀ Ĉ Δ, or the option."""
+        change, factored = self.bounded_step(flow, mu, caution, loss)
+        halves = (WEIGHTS, CHANGE) if self.values == "float16" else ()
+        replies = yield Message("candidates", round, {WEIGHTS: w, CHANGE: change}, halves)
+        met, samples = sum(reply.curvature for reply in replies), sum(reply.samples for reply in replies)
+        most = LARGEST_MU * self.mu
+        return min(most, max(self.mu, met / samples / factored)) if factored > 0 else self.mu
+
+    def _unit(self, loss: Tensor) -> float:
+        """min(L, s)."""
+        return min(float(loss), find_loss(self.loss).scale)
+
+    def _rough(self, sums: Sums) -> bool:
+        """Whether some factors lose so much of the curvature that no μ chosen beforehand fits."""
+        return any(layer.shared or max(layer.shape[1:]) > self.largest for layer in sums.layers())
+
+    def _notes(self, task: Task) -> list[str]:
+        """What the network decides, as lines for a log."""
+        large, notes = [], []
+        for name, module in task.model.named_modules():
+            if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d) and module.weight.requires_grad:
+                rows = max(module.weight[0].numel() + (module.bias is not None), len(module.weight))
+                large += [f"{name!r} ({rows} rows)"] if rows > self.largest else []
+        if large:
+            notes.append(f"curvature factors above largest = {self.largest} are sent as sketches: {', '.join(large)}")
+        if not isinstance(self, SumNTKHead) and trains_alone(task.model, task.outputs):
+            notes.append(f"only a last linear layer trains: {SumNTKHead.name} has the settings for that")
+        return notes
+
+    # -- A client ----------------------------------------------------------------------------------------------------
+
+    def answer(self, task: Task, question: Message, client: ClientRound) -> CurvatureSums | StepCurvature:
+        """The client's sums at w, and its losses there and at w₀; or the curvature that a step meets on its samples.
+
+        Where w is too far off to compute with, all sums are 0 and the loss says that the step does not stand.
+        """
+        w = question.take(WEIGHTS, tuple(task.like.shape), task.like)
+        n, Y = len(client), task.training_targets(client.y)
+        if question.kind == "candidates":
+            change = question.take(CHANGE, tuple(w.shape), w)
+            met = step_curvature(task.at(w), client.x, Y, change, self.loss, task.plan(client.x)).double()
+            met = met.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW)
+            return StepCurvature({SAMPLES: torch.tensor(n), CURVATURE: met})
+        w0, asks = accepted_weights(question.of_kind("weights"), w), ASKS in question.arrays
+        at = [w] if w0 is None else [w, w0]
+        losses = torch.stack([per_sample(self.loss, task.predict(v, client.x), Y).sum().double() for v in at])
+        arrays = self._finite_curvature(task, w, client.x, Y, asks)
+        lost = arrays is None
+        if arrays is None:
+            shapes = None if w0 is None else self._finite_curvature(task, w0, client.x, Y, asks)
+            if shapes is None:
+                raise NumericalError("the network's derivatives are not finite: look at inputs and initialisation")
+            arrays, losses[0] = {name: torch.zeros_like(array) for name, array in shapes.items()}, math.inf
+        counts = {SAMPLES: torch.tensor(n)}
+        if asks:
+            # A client sends constant factors once, and zeros afterwards, so that all replies look the same. A round may
+            # be repeated.
+            again = lost or (_SENT in client.memory and int(client.memory[_SENT]) != question.round)
+            arrays |= {name: torch.zeros_like(a) for name, a in arrays.items() if again and is_constant(name)}
+            counts[FRESH] = torch.tensor(0 if again else n)
+            client.memory |= {} if again else {_SENT: torch.tensor(question.round)}
+        halves = tuple(arrays) if self.values == "float16" and not task.privacy.secure_sum else ()
+        losses = losses.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW)
+        return CurvatureSums(arrays | counts | {LOSSES: losses}, halves)
+
+    def _finite_curvature(self, task: Task, w: Tensor, x: Tensor, Y: Tensor, asks: bool) -> dict[str, Tensor] | None:
+        """`curvature`, or None where it is not finite."""
+        try:
+            arrays = self.curvature(task, w, x, Y, asks)
+        except NumericalError:
+            return None
+        return arrays if all(bool(array.isfinite().all()) for array in arrays.values()) else None
+
+
+class SumNTKHead(SumNTKFL):
+    """`sum-ntk-fl` for a linear head on frozen features.
+
+    From zero, where every class is as likely, its first step is the ridge solution. The factored curvature is nearly
+    the true one: μ is small, the flow runs to its end, and nothing is averaged, smoothed or rounded.
+    """
+
+    name: ClassVar[str] = "sum-ntk-head"
+    cohorts: ClassVar[int] = 1
+    step_limit: ClassVar[float] = 0.0  # the solution is exact
+
+    average: float = Field(0.0, ge=0, lt=1, description="running average of the rounds' weights; 0: none")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="part of a class label spread over all; none with mse")
+    values: Literal["float16", "float32"] = Field("float32", description="how sums and weights travel")
+    time: float | None = Field(None, ge=0, description="t, how long the weights flow; none: to the end")
+    mu: float = Field(2.0, gt=0, description="μ, what curvature is multiplied by")
+    delta: float = Field(1e-4, ge=0, description="δ, added to all curvature")
+    largest: int = Field(4096, ge=1, description="rows of the largest factor that is sent whole; others are sketched")
+
+    def start(self, task: Task, weights: Tensor) -> State:
+        if not trains_alone(task.model, task.outputs):
+            raise ConfigError(f"{self.name} is for networks of which only a last linear layer trains: take sum-ntk-fl")
+        return super().start(task, weights)

@@ -1,0 +1,128 @@
+"""The network that is trained and its loss (`Task`), and a client in one round (`ClientRound`)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ntkfl.errors import NumericalError
+from ntkfl.methods.robust import Robust
+from ntkfl.privacy.randomness import Randomness
+from ntkfl.privacy.settings import Privacy
+from ntkfl.tangent import Jacobian, jacobian, plan_jacobian
+from ntkfl.tangent.losses import AnyLoss, find_loss, per_sample, targets
+from ntkfl.tangent.parameters import eager, evaluating, flatten, load_flat, trainable, unflatten, with_values
+from ntkfl.tangent.passes import JacobianPlan
+
+_ROWS = 4096  # samples that pass through the network at once
+State = dict[str, Tensor]  # what the server keeps between rounds; "weights" [d] is the model to broadcast next
+
+
+@dataclass(slots=True)
+class ClientRound:
+    """A client as it is in one round: its data, its randomness for the round, and what it keeps between rounds."""
+
+    id: int
+    x: Tensor
+    y: Tensor
+    randomness: Randomness
+    memory: State = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+class Task:
+    """The network, its loss, and what surrounds the method: privacy, robustness, data that the server itself may hold.
+    The model given is never changed.
+
+    `notes` are lines that a method adds when it starts, about options that the network decided.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        outputs: int,
+        loss: AnyLoss,
+        *,
+        label_smoothing: float = 0.0,
+        privacy: Privacy | None = None,
+        robust: Robust | None = None,
+        total_clients: int = 1,
+        shared: tuple[Tensor, Tensor] | None = None,
+        validation: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        with eager(model) as own:
+            self.model = copy.deepcopy(own)
+        find_loss(loss)  # fails before the first round where a loss named by its user does not exist
+        self.outputs, self.loss, self.label_smoothing = outputs, loss, label_smoothing
+        self.privacy, self.robust = privacy or Privacy(), robust or Robust()
+        self.total_clients = total_clients  # of the whole federation, not of a round
+        self.shared, self.validation = shared, validation
+        self.example: tuple[Tensor, Tensor] | None = None  # a sample of zeros: x [1, …] as the network gets it, y
+        self.notes: list[str] = []
+        # What the server itself draws in a round, such as noise: from its operating system, unless simulated.
+        self.randomness: Callable[[int], Randomness] = lambda round: Randomness.fresh()
+        self.like = flatten(self.model)  # device and type of weights [d]
+        self._plans: dict[Hashable, JacobianPlan] = {}
+
+    def at(self, weights: Tensor) -> nn.Module:
+        """The network with these weights loaded: one scratch copy, overwritten by the next call."""
+        load_flat(self.model, weights)
+        return self.model
+
+    @torch.no_grad()
+    def predict(self, weights: Tensor, x: Tensor) -> Tensor:
+        """f(w; x) in eval mode, [N, d2]."""
+        with evaluating(self.model):
+            outputs = with_values(self.model, unflatten(self.model, weights))
+            return torch.cat([outputs(part) for part in torch.split(x, _ROWS)])
+
+    @torch.no_grad()
+    def candidate_losses(self, candidates: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """ℓ of every sample under each of the candidate weights [S, d]: [S, N]. S forward passes."""
+        parameters, found = list(trainable(self.model).values()), []
+        sizes = [p.numel() for p in parameters]
+        with evaluating(self.model):  # in half the time of `predict`: clients with few samples are many passes
+            for w in candidates:
+                for p, values in zip(parameters, torch.split(w, sizes), strict=True):
+                    p.copy_(values.view_as(p))
+                found.append(torch.cat([self.model(part) for part in torch.split(x, _ROWS)]))
+        return per_sample(self.loss, torch.stack(found), targets(y, self.outputs, self.loss, self.like.dtype))
+
+    def jacobian(self, weights: Tensor, x: Tensor, form: str = "auto") -> Jacobian:
+        """J at these weights for the rows of x."""
+        return jacobian(self.at(weights), x, form, plan=self.plan(x, form))
+
+    def plan(self, x: Tensor, form: str = "auto") -> JacobianPlan:
+        """How Jacobians of this network are made, worked out once for inputs of one shape and type."""
+        kind = (form, x.shape[1:], x.dtype)
+        if kind not in self._plans:
+            self._plans[kind] = plan_jacobian(self.model, x, form)
+        return self._plans[kind]
+
+    def training_targets(self, y: Tensor) -> Tensor:
+        """Targets [N, d2] to train on. With cross-entropy a class keeps 1 − s of its one, all share the rest."""
+        Y = targets(y, self.outputs, self.loss, self.like.dtype)
+        s = self.label_smoothing if self.loss == "ce" and not y.is_floating_point() else 0.0
+        return Y if s == 0 else Y.mul_(1 - s).add_(s / self.outputs)
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """ℓ for each sample on its true label, [N]."""
+        return per_sample(self.loss, outputs, targets(y, self.outputs, self.loss, outputs.dtype))
+
+
+def check_finite(weights: Tensor, what: str) -> Tensor:
+    """`weights` themselves, unless the round has blown up."""
+    if not bool(weights.isfinite().all()):
+        raise NumericalError(f"{what} has values that are not finite: the training diverged")
+    return weights
+
+
+def labels_of(labels: Tensor, like: Tensor) -> Tensor:
+    """Labels from a message: classes as int64, real-valued targets in the weights' type; on the weights' device."""
+    return labels.to(device=like.device, dtype=like.dtype if labels.is_floating_point() else torch.int64)

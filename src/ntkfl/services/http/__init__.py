@@ -1,1 +1,0 @@
-"""What both services share: server, application, limits, client."""

@@ -1,0 +1,80 @@
+"""`federation.toml`: what every role knows of the others, and what all have agreed on, handed over out of band.
+
+What stands here no message can change: how many clients a round names, how many must have sent before anything is
+released, and how many rows each of them sends.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+import tomli_w
+from pydantic import Field, model_validator
+
+from ntkfl.atomic import write_atomically
+from ntkfl.crypto.credentials import NAME_PATTERN
+from ntkfl.errors import ConfigError
+from ntkfl.options import Options
+from ntkfl.safe_parse import read_toml
+
+FILE = "federation.toml"
+PROTOCOL = 3  # between the roles
+HEX_KEY = "^[0-9a-f]{64}$"
+
+
+class KeyServerPeer(Options):
+    url: str = Field(pattern="^https://")
+    signing_key: str = Field(pattern=HEX_KEY, description="of credentials and of the list of revoked clients")
+
+
+class ShufflerPeer(Options):
+    url: str = Field(pattern="^https://")
+    signing_key: str = Field(pattern=HEX_KEY, description="of receipts")
+
+
+class AggregatorPeer(Options):
+    signing_key: str = Field(pattern=HEX_KEY, description="of announcements, and of requests to the shuffler")
+
+
+class RoundTerms(Options):
+    """Who takes part in a round. `least` below `clients` lets a round go on without those who do not answer. It also
+    lets a cheating aggregator keep a question from one client, and take the difference of two sums.
+    """
+
+    clients: int = Field(ge=2, description="clients that every round names, exactly")
+    least: int = Field(ge=2, description="clients that must have sent before anything is released")
+    rows: int = Field(200, ge=1, description="rows of samples that each client sends, padding included")
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.least > self.clients:
+            raise ValueError(f"{self.clients} clients can never be {self.least} distinct ones")
+        return self
+
+
+class Peers(Options):
+    """Addresses and public keys of the roles, and the terms of a round."""
+
+    protocol: int = PROTOCOL
+    federation: str = Field(pattern=NAME_PATTERN)
+    round: RoundTerms
+    key_server: KeyServerPeer
+    shuffler: ShufflerPeer
+    aggregator: AggregatorPeer
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Of a role's folder."""
+        values = read_toml(folder / FILE)
+        if values.get("protocol") != PROTOCOL:
+            found = values.get("protocol", "none")
+            raise ConfigError(f"{folder / FILE} is of protocol version {found}, this is {PROTOCOL}: make it anew")
+        return cls(**values)
+
+    def write(self, folder: Path) -> None:
+        write_atomically(folder / FILE, tomli_w.dumps(self.model_dump(mode="json")).encode())
+
+    def key_of(self, role: str) -> bytes:
+        """The public signing key of "key_server", "shuffler" or "aggregator"."""
+        return bytes.fromhex(getattr(self, role).signing_key)

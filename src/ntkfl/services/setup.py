@@ -1,0 +1,102 @@
+"""The folders of a federation: keys, certificates and tokens, each role with just what it may hold.
+
+DIR/key-server     federation.toml ca.pem tls.pem tls-key.pem signing-key.pem state.sqlite
+DIR/shuffler       federation.toml ca.pem tls.pem tls-key.pem signing-key.pem
+DIR/aggregator     federation.toml ca.pem signing-key.pem
+DIR/clients/NAME   federation.toml ca.pem token
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ntkfl.atomic import write_private
+from ntkfl.crypto.certificates import CA, TLS_CERT, TLS_KEY, Authority
+from ntkfl.crypto.hpke import SigningKey
+from ntkfl.errors import ConfigError
+from ntkfl.services.key_server.store import SIGNING_KEY, STATE, KeyServer
+from ntkfl.services.peers import AggregatorPeer, KeyServerPeer, Peers, RoundTerms, ShufflerPeer
+
+KEY_SERVER_PORT, SHUFFLER_PORT = 8441, 8442
+
+
+def init(
+    folder: Path,
+    clients: Sequence[str],
+    terms: RoundTerms,
+    federation: str = "demo",
+    key_server: str = f"127.0.0.1:{KEY_SERVER_PORT}",
+    shuffler: str = f"127.0.0.1:{SHUFFLER_PORT}",
+) -> Peers:
+    """Make the folders of all roles in `folder`, which must be new or empty. Services are given as HOST:PORT."""
+    if terms.clients > len(clients):
+        raise ConfigError(f"a round cannot name {terms.clients} of {len(clients)} clients")
+    authority = Authority(f"{federation} services")
+    keys = {role: SigningKey.generate() for role in ("key-server", "shuffler", "aggregator")}
+    public = {role: key.public.hex() for role, key in keys.items()}
+    peers = Peers(
+        federation=federation,
+        round=terms,
+        key_server=KeyServerPeer(url=f"https://{key_server}", signing_key=public["key-server"]),
+        shuffler=ShufflerPeer(url=f"https://{shuffler}", signing_key=public["shuffler"]),
+        aggregator=AggregatorPeer(signing_key=public["aggregator"]),
+    )
+    made = {
+        role: authority.server(role, host_of(at)) for role, at in (("key-server", key_server), ("shuffler", shuffler))
+    }
+    _new_folder(folder, may_be_empty=True)
+    for role, key in keys.items():
+        _role_folder(folder / role, peers, authority.pem)
+        key.save(folder / role / SIGNING_KEY)
+    for role, (certificate, private) in made.items():
+        (folder / role / TLS_CERT).write_bytes(certificate)
+        write_private(folder / role / TLS_KEY, private)
+    KeyServer.create(folder / "key-server" / STATE)
+    _new_folder(folder / "clients")
+    for name, token in zip(clients, KeyServer(folder / "key-server").make_tokens(clients), strict=True):
+        _client_folder(folder / "clients" / name, peers, authority.pem, token)
+    return peers
+
+
+def add_client(folder: Path, key_server: Path, name: str) -> None:
+    """A new folder for one more client: whom it trusts, copied from the key server's folder, and its token."""
+    if folder.exists():  # before a token is made that no client would get
+        raise ConfigError(f"{folder} is there already; give a new folder")
+    server = KeyServer(key_server)
+    _client_folder(folder, server.peers, (key_server / CA).read_bytes(), *server.make_tokens([name]))
+
+
+def host_of(address: str) -> str:
+    """Of HOST:PORT, [HOST]:PORT where the host is an IPv6 address."""
+    host, _, port = address.rpartition(":")
+    try:
+        if not 0 < int(port) < 1 << 16 or not host:
+            raise ValueError
+        return str(ipaddress.IPv6Address(host[1:-1])) if host.startswith("[") else host
+    except ValueError:
+        raise ConfigError(f"a service's address is HOST:PORT, got {address!r}") from None
+
+
+def _client_folder(folder: Path, peers: Peers, ca: bytes, token: str) -> None:
+    _role_folder(folder, peers, ca)
+    write_private(folder / "token", token.encode() + b"\n")
+
+
+def _role_folder(folder: Path, peers: Peers, ca: bytes) -> None:
+    _new_folder(folder)
+    peers.write(folder)
+    (folder / CA).write_bytes(ca)
+
+
+def _new_folder(folder: Path, *, may_be_empty: bool = False) -> None:
+    """Made for its owner alone; never one in which there is something."""
+    try:
+        if may_be_empty and folder.is_dir() and not any(folder.iterdir()):
+            os.chmod(folder, 0o700)
+        else:
+            os.mkdir(folder, 0o700)
+    except FileExistsError:
+        raise ConfigError(f"{folder} is there already; keys are never overwritten: give a new folder") from None

@@ -1,0 +1,318 @@
+"""What a client's `reply` takes, keeps, repeats and refuses."""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from ntkfl.flower.records import payload_of
+from ntkfl.methods import NTKFL, QSGD, FedAvg, Privacy, Scaffold, SumNTKFL, SumRidge
+from ntkfl.methods.base import kinds_of
+from ntkfl.models import head
+from tests.flower.cases import (
+    convolution,
+    difference,
+    grid_of,
+    in_process,
+    normalised,
+    perceptron,
+    run,
+    samples,
+    train,
+    weights,
+)
+from tests.flower.test_strategy import said
+
+__all__ = ["said"]
+KINDS = (FedAvg(), SumNTKFL(), NTKFL())
+
+
+class Pairs(Dataset[Any]):
+    """A dataset of a user's own, in which items are what `item` makes of a pair."""
+
+    def __init__(self, data: tuple[Tensor, Tensor], item: Callable[[Tensor, int], Any] = lambda x, y: (x, y)) -> None:
+        self.data, self.item = data, item
+
+    def __len__(self) -> int:
+        return len(self.data[1])
+
+    def __getitem__(self, at: int) -> Any:
+        return self.item(self.data[0][at], int(self.data[1][at]))
+
+
+@pytest.mark.parametrize(
+    ("make", "batch"),
+    [
+        (lambda data: Pairs(data), None),
+        (lambda data: TensorDataset(*data), None),
+        (lambda data: DataLoader(Pairs(data), batch_size=7), None),
+        (lambda data: DataLoader(Pairs(data, _dictionary), batch_size=7), lambda b: (b["image"], b["label"])),
+        (lambda data: Pairs(data, _dictionary), lambda b: (b["image"], b["label"])),
+        (lambda data: tuple(part.numpy() for part in data), None),
+    ],
+    ids=["dataset", "tensors", "loader", "dictionaries", "dictionary", "numpy"],
+)
+def test_data_may_come_as_torch_users_have_them(make: Callable[..., Any], batch: Callable[..., Any] | None) -> None:
+    clients = samples()
+    result = run(grid_of(perceptron, [make(data) for data in clients], batch=batch), FedAvg(), perceptron, 2)
+    assert difference(weights(result), in_process(FedAvg(), perceptron, clients, 2)) < 1e-9
+
+
+def _dictionary(x: Tensor, y: int) -> dict[str, Any]:
+    return {"image": x, "label": y}
+
+
+def test_regression_tokens_and_a_loss_of_the_users_own_train_as_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = [(x, x[:, :2] - x[:, 2:4]) for x, _ in samples()]
+    result = run(grid_of(regressor, clients), SumNTKFL(loss="mse"), regressor)
+    assert difference(weights(result), in_process(SumNTKFL(loss="mse"), regressor, clients)) < 1e-9
+
+    module = ModuleType("losses_of_a_user")
+    module.weighted = lambda f, y: 3 * (f - y).square().mean(1)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "losses_of_a_user", module)
+    method = FedAvg(loss="losses_of_a_user:weighted", lr=0.01)
+    result = run(grid_of(regressor, clients), method, regressor)
+    assert difference(weights(result), in_process(method, regressor, clients)) < 1e-9
+
+    words = [(torch.arange(60).view(20, 3) % 11 + i, torch.arange(20) % 3) for i in range(4)]
+    result = run(grid_of(reader, words), FedAvg(), reader, 2)
+    from ntkfl import train as train_here
+    from ntkfl.data import from_clients
+
+    fed = from_clients(words, test=words[0], tokens=True)
+    here = train_here(reader(), fed, FedAvg(), rounds=2, seed=7, callbacks=[]).model.state_dict()
+    assert difference(weights(result), here) < 1e-9
+
+
+def regressor() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+
+
+def reader() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Embedding(16, 4), nn.Flatten(), nn.Linear(12, 3)).double()
+
+
+def backbone(trained: bool) -> nn.Module:
+    """A head on a frozen network, whose weights only the server's model has at first."""
+    torch.manual_seed(11 if trained else 12)
+    front = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh()).double()
+    torch.manual_seed(13)
+    return head(front, 3, features=16).double()
+
+
+def half_frozen(trained: bool) -> nn.Module:
+    net = perceptron()
+    torch.manual_seed(11 if trained else 12)
+    nn.init.normal_(net[0].weight)
+    net[0].requires_grad_(False)
+    return net
+
+
+@pytest.mark.parametrize("make", [backbone, half_frozen])
+@pytest.mark.parametrize("method", [SumRidge(), FedAvg()], ids=lambda m: m.name)
+def test_what_does_not_train_is_the_servers_at_every_client_and_is_sent_once(
+    method: Any, make: Callable[[bool], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NTKFL_FEATURES", "off")
+    clients = samples()
+    grid = grid_of(lambda: make(True), clients)
+    for node in (10, 20):
+        grid.apps[node] = train(lambda: make(False), clients[node // 10 - 1])
+    result = run(grid, method, lambda: make(True), 2)
+    assert difference(weights(result), in_process(method, lambda: make(True), clients, 2)) < 1e-9
+    sent = [m.metadata.dst_node_id for m in grid.asked if "ntkfl.frozen" in m.content]
+    assert sent == [10, 20]
+
+
+def test_running_statistics_stay_the_servers_where_a_method_trains_weights_alone() -> None:
+    clients, pretrained = samples(), normalised()
+    pretrained[1].running_mean.fill_(0.5)
+    result = run(grid_of(normalised, clients), SumNTKFL(), lambda: copy.deepcopy(pretrained), 1)
+    assert torch.equal(weights(result)["1.running_mean"], pretrained[1].running_mean)
+    assert difference(weights(result), in_process(SumNTKFL(), lambda: copy.deepcopy(pretrained), clients, 1)) < 1e-9
+
+
+# A question that comes again.
+
+
+def answers(grid: Any, node: int = 10) -> list[bytes]:
+    """What a node answers to all questions of a run, asked in their order once more by the same server."""
+    asked = [m for m in grid.asked if m.metadata.dst_node_id == node and "ntkfl" in m.content]
+    return [payload_of(grid.reply(message)) for message in asked]
+
+
+@pytest.mark.parametrize(
+    ("method", "make", "shape", "how"),
+    [
+        (QSGD(batch_size=4), perceptron, (6,), {}),
+        (SumNTKFL(), convolution, (1, 6, 6), {}),
+        (Scaffold(batch_size=4), perceptron, (6,), {}),
+        (NTKFL(), perceptron, (6,), {"privacy": Privacy(subsample_rate=0.5)}),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_repeated_question_gets_the_same_answer_and_nobody_else_can_tell_it(
+    method: Any, make: Callable[[], nn.Module], shape: tuple[int, ...], how: dict[str, Any]
+) -> None:
+    clients = samples(shape=shape)
+    loaders = [DataLoader(Pairs(data), batch_size=5, shuffle=True) for data in clients]
+    grid = grid_of(make, loaders, seed=None)
+    heard: list[Message] = []
+    push = grid.push_messages
+
+    def listen(messages: Any) -> Any:
+        keys = list(push(messages))
+        heard.extend(copy.deepcopy(grid.replies[key]) for key in keys if key in grid.replies)
+        return keys
+
+    grid.push_messages = listen  # type: ignore[method-assign]
+    run(grid, method, make, 2, seed=None, **how)
+    first = [payload_of(m) for m in heard if m.metadata.src_node_id == 10 and "ntkfl" in m.content]
+    asked = [m for m in grid.asked if m.metadata.dst_node_id == 10 and "ntkfl" in m.content]
+    assert len(first) == len(asked) >= 2
+    # The last round, whole, as a server asks it that has gone on from its checkpoint.
+    torch.manual_seed(99)
+    again = [payload_of(grid.reply(message)) for message in asked[len(asked) // 2 :]]
+    assert again == first[len(asked) // 2 :]
+    if method.name in ("qsgd", "scaffold"):  # without this client's key the draws are others
+        grid.contexts[10].state["ntkfl"]["key"] = bytes(32)
+        del grid.contexts[10].state["ntkfl.site"]  # which would refuse to answer in another way
+        assert payload_of(grid.reply(asked[-1])) != first[-1]
+
+
+def test_a_loader_that_augments_is_fine_for_averages_and_warned_of_otherwise(said: list[str]) -> None:
+    clients = samples()
+    noisy = [Pairs(data, lambda x, y: (x + 0.1 * torch.randn(6), y)) for data in clients]
+    for method in KINDS:
+        said.clear()
+        run(grid_of(perceptron, noisy), method, perceptron, 2)
+        warned = [line for line in said if "samples change when they are read again" in line]
+        assert len(warned) == (0 if kinds_of(method) == {"update"} else len(clients))
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ((torch.randn(9, 5), torch.arange(9) % 3), r"DataError: inputs of shape \[5\]; the run's terms say \[6\]"),
+        ((torch.randn(9, 6), torch.arange(9)), "DataError: labels 0 to 8; the run's terms say 3 classes"),
+        (
+            (torch.randn(9, 6), torch.randn(9, 4)),
+            r"DataError: targets of shape \[9, 4\]; the run's terms say 3 outputs",
+        ),
+        ((torch.full((9, 6), float("nan")), torch.arange(9) % 3), "DataError: this client's data: x has a value that"),
+        (Pairs(samples()[0], _dictionary), "DataError: this client's data: item 0 is a dict"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused_by_their_client_and_the_round_goes_on(
+    data: Any, why: str, said: list[str]
+) -> None:
+    grid = grid_of(perceptron, samples())
+    grid.apps[40] = train(perceptron, data)
+    result = run(grid, FedAvg(), perceptron, 1)
+    assert result.train_metrics_clientapp[1]["failures"] == 1
+    assert any(re.match(f"node 40: {why}", line) for line in said), said
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3)), "the model is not the server's"),
+        (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)), "the model is not the server's"),
+        (lambda: nn.Sequential(nn.Linear(6, 8), nn.Flatten(0), nn.Linear(8, 3)), "the model must give one row"),
+    ],
+)
+def test_a_network_that_is_not_the_servers_is_refused(make: Any, why: str, said: list[str]) -> None:
+    grid = grid_of(perceptron, samples())
+    grid.apps[40] = train(make, samples()[3])
+    result = run(grid, FedAvg(), perceptron, 1)
+    assert result.train_metrics_clientapp[1]["failures"] == 1
+    assert any(re.match(f"node 40: ModelError: {why}", line) for line in said), said
+
+
+def test_the_server_cannot_make_a_client_import_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss that the server's app has, and the client's has not."""
+    (tmp_path / "planted_code.py").write_text("def loss(f, y):\n    return (f - y).square().mean(1)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    grid = grid_of(perceptron, samples())
+    push = grid.push_messages
+
+    def elsewhere(messages: Any) -> Any:
+        """Clients are processes of their own: what the server has imported, they have not."""
+        kept = sys.modules.pop("planted_code", None)
+        keys = list(push(messages))
+        assert "planted_code" not in sys.modules
+        if kept is not None:
+            sys.modules["planted_code"] = kept
+        return keys
+
+    grid.push_messages = elsewhere  # type: ignore[method-assign]
+    result = run(grid, FedAvg(loss="planted_code:loss"), perceptron, 1)
+    assert not result.train_metrics_clientapp
+    assert "planted_code" in sys.modules
+    sys.modules.pop("planted_code")
+
+
+def test_terms_that_change_within_a_run_are_refused(said: list[str]) -> None:
+    grid = grid_of(perceptron, samples())
+    push = grid.push_messages
+
+    def changed(messages: Any) -> Any:
+        for message in messages:
+            notes = message.content["ntkfl.notes"]
+            if message.content.get("config", {}).get("server-round") == 2 and "terms" in notes:
+                notes["terms"] = str(notes["terms"]).replace('"lr":0.1', '"lr":0.5')
+        return push(messages)
+
+    grid.push_messages = changed  # type: ignore[method-assign]
+    result = run(grid, FedAvg(), perceptron, 2)
+    assert list(result.train_metrics_clientapp) == [1]
+    assert any(re.search(r"the terms of run \w+ changed", line) for line in said)
+
+
+def test_a_sites_policy_decides_before_anything_is_computed(tmp_path: Path, said: list[str]) -> None:
+    """And what it lets through is in its ledger; asked again, the bytes are those that were kept."""
+    (tmp_path / "policy.toml").write_text('methods = ["sums"]\n')
+    clients = samples()
+    grid = grid_of(perceptron, clients)
+    read: list[int] = []
+
+    class Watched(Pairs):
+        def __len__(self) -> int:
+            read.append(1)
+            return super().__len__()
+
+    grid.apps[40] = train(perceptron, Watched(clients[3]), policy=tmp_path / "policy.toml")
+    result = run(grid, FedAvg(), perceptron, 1, min_available_nodes=4)
+    assert result.train_metrics_clientapp[1]["failures"] == 1
+    assert any("fedavg sends updates, and the policy allows sums" in line for line in said)
+    grid.asked.clear()
+    result = run(grid, SumNTKFL(), perceptron, 1)
+    assert result.train_metrics_clientapp[1]["failures"] == 0
+    read.clear()
+    assert len(answers(grid, 40)) == 1
+    assert not read
+
+
+def test_a_message_of_another_strategy_is_no_question() -> None:
+    from flwr.app import ArrayRecord, RecordDict
+
+    grid = grid_of(perceptron, samples())
+    message = Message(RecordDict({"arrays": ArrayRecord()}), dst_node_id=10, message_type="train")
+    with pytest.raises(Exception, match="none of ntkfl's: do both ends use"):
+        grid.apps[10](message, grid.contexts[10])

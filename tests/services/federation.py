@@ -1,0 +1,134 @@
+"""A federation on loopback: folders, the key server and the shuffler as processes, and who asks them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey, SigningKey
+from ntkfl.crypto.row_frames import Announced, BatchKey, pack_rows, seal_rows
+from ntkfl.services import setup
+from ntkfl.services.announcement import Head, Question
+from ntkfl.services.http_client import HttpClient
+from ntkfl.services.key_server.client import Identity
+from ntkfl.services.peers import FILE, Peers, RoundTerms
+from ntkfl.services.shuffler.batch import Batch
+from ntkfl.services.shuffler.client import ShufflerClient
+from ntkfl.services.signing import sign_request
+from tests.services.processes import Process
+
+RUN, TERMS, ROW_BYTES = "run-1", "ab" * 32, 10
+
+
+@dataclass
+class Federation:
+    """Folders and processes; `restart` gives the shuffler another process at the same address."""
+
+    folder: Path
+    peers: Peers
+    stack: ExitStack
+    processes: dict[str, Process] = field(default_factory=dict)
+
+    def start(self, role: str) -> Process:
+        """Of "shuffler" or "key-server"; wherever it listens, `federation.toml` of all roles says so."""
+        known = re.search(r":(\d+)$", getattr(self.peers, role.replace("-", "_")).url)
+        port = known[1] if known and role in self.processes else "0"
+        process = self.stack.enter_context(Process("-m", "ntkfl", "serve", role, self.folder / role, "--port", port))
+        self.processes[role] = process
+        name = role.replace("-", "_")
+        moved = getattr(self.peers, name).model_copy(update={"url": process.urls[role]})
+        self.peers = self.peers.model_copy(update={name: moved})
+        for file in self.folder.rglob(FILE):
+            self.peers.write(file.parent)
+        return process
+
+    def kill(self, role: str) -> None:
+        """As `kill -9` does."""
+        self.processes[role].kill()
+
+    def client(self, name: str) -> Member:
+        return Member(self.folder / "clients" / name)
+
+    @property
+    def aggregator(self) -> Aggregator:
+        return Aggregator(self.folder / "aggregator")
+
+
+class Member:
+    """A client that sends whatever bytes a test gives it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.identity = Identity(folder, patience=10)
+        self.peers = self.identity.peers
+        self.http = HttpClient(self.peers.shuffler.url, folder, patience=10)
+        self.http.identify(self.identity.issued, self.identity.signing)
+
+    def hello(self, run: str = RUN) -> None:
+        self.http.ask("POST", f"/v1/runs/{run}/hello")
+
+    def submit(self, signed: bytes, rows: Sequence[bytes], run: str = RUN) -> bytes:
+        """Sealed to the key in the announcement; the receipt."""
+        head = Head.check(signed, self.peers)
+        announced = Announced.of(head.batch.key, signed)
+        sealed = seal_rows(rows, bytes.fromhex(head.sealing_key), self.peers.federation, run, announced)
+        return self.send(pack_rows(announced, sealed), run)
+
+    def send(self, body: bytes, run: str = RUN) -> bytes:
+        return bytes.fromhex(self.http.ask("POST", f"/v1/runs/{run}/rows", body).json()["receipt"])
+
+
+class Aggregator:
+    """One that holds the true keys, and may cheat."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.peers, self.opener = folder, Peers.read(folder), SealingKey.generate()
+        self.signer = SigningKey.load(folder / "signing-key.pem")
+        self.shuffler = ShufflerClient(folder, self.peers, self.signer, RUN)
+        self.shuffler.http.patience = 10
+
+    def head(self, key: BatchKey, cohort: Sequence[str], message: bytes = b"weights", **changes: Any) -> bytes:
+        """A signed announcement; `changes` of the batch or of the head."""
+        least = changes.pop("min_clients", self.peers.round.least)
+        batch = Batch(key, tuple(cohort), 1, ROW_BYTES + SEAL_BYTES, least)
+        values = {"run": RUN, "terms": TERMS, "message": hashlib.sha256(message).hexdigest()} | changes
+        return Head(batch=batch, sealing_key=self.opener.public.hex(), **values).sign(
+            self.signer, self.peers.federation
+        )
+
+    def question(self, signed: bytes, message: bytes = b"weights") -> bytes:
+        return Question.pack(signed, message)
+
+
+@contextmanager
+def federation(
+    folder: Path, clients: int = 3, *, per_round: int | None = None, least: int | None = None, rows: int = 20
+) -> Iterator[Federation]:
+    """Both services running."""
+    asked = per_round or clients
+    terms = RoundTerms(clients=asked, least=least or asked, rows=rows)
+    peers = setup.init(folder / "federation", [f"client-{i}" for i in range(clients)], terms)
+    with ExitStack() as stack:
+        made = Federation(folder / "federation", peers, stack)
+        made.start("key-server")
+        made.start("shuffler")
+        yield made
+
+
+def raw(url: str, folder: Path, method: str, path: str, body: bytes = b"", **options: Any) -> httpx.Response:
+    """A request by nobody, or with headers of one's own."""
+    import ssl
+
+    verify = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    with httpx.Client(base_url=url, verify=verify, trust_env=False, timeout=30) as client:
+        return client.request(method, path, content=body or None, **options)
+
+
+def signed_headers(issued: str, key: SigningKey, method: str, path: str, body: bytes = b"") -> dict[str, str]:
+    return sign_request(issued, key, method, path, body)
