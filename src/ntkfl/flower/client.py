@@ -18,7 +18,7 @@ from ntkfl.crypto.context import bind
 from ntkfl.data.from_arrays import Array, checked_pair
 from ntkfl.data.torch_data import Pair, TorchData, read_torch, varies
 from ntkfl.errors import ConfigError, DataError, ModelError
-from ntkfl.federation.client import Client, SeededRandomness
+from ntkfl.federation.client import Client, Memory, SeededRandomness
 from ntkfl.federation.feature_cache import split_frozen
 from ntkfl.federation.policy import Agreed, Site, Terms
 from ntkfl.federation.seeds import seeded_torch
@@ -189,7 +189,7 @@ class _KeyedRandomness:
         return Randomness(self._of("round", round))
 
 
-class ContextMemory:
+class ContextMemory(Memory):
     """What a client keeps between rounds, in `context.state`: as it was after earlier rounds, and after each question
     of this one. A question `at` (round, exchange) that comes again finds what it found at first.
     """
