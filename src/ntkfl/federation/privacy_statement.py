@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from ntkfl.errors import ConfigError
@@ -25,19 +26,16 @@ def privacy_statement(
     fewest clients whose replies are released; and a line for each role on what it sees. `uncovered` are samples that no
     guarantee is for, such as those the server measures on.
     """
-    privacy = task.privacy
-    said: dict[str, Any] = {"secure_sum": privacy.secure_sum, "sees": _sees(method, privacy)}
-    if line := sum_promise(privacy):
-        said["sums"] = line
-    if floor is not None:
-        said["floor"] = floor
+    found: list[dict[str, Any]] = []
+    said: dict[str, Any] = {"secure_sum": task.privacy.secure_sum, "sees": _sees(method, task.privacy)}
+    said |= {"sums": sum_promise(task.privacy), "floor": floor}
     try:
-        found = guarantees(method, task, run)
+        found = [asdict(one) for one in guarantees(method, task, run)]
     except ConfigError as error:  # dp-accounting is an extra
-        return said | {"guarantees": [], "note": str(error)} | ({"uncovered": uncovered} if uncovered else {})
-    said |= {"uncovered": uncovered} if uncovered and found else {}
-    fields = ("epsilon", "delta", "unit", "against", "assumptions", "simulated")
-    return said | {"guarantees": [{name: getattr(one, name) for name in fields} for one in found]}
+        said["note"] = str(error)
+    if found or "note" in said:
+        said["uncovered"] = uncovered
+    return {name: value for name, value in said.items() if value not in (None, "")} | {"guarantees": found}
 
 
 def sum_promise(privacy: Privacy) -> str:

@@ -76,7 +76,12 @@ class Run:
     @property
     def standardization(self) -> Standardization | None:
         """Mean and deviation that inputs were standardised by, where they were."""
-        return standardization_in(self.config)
+        kept, data = self.config.get("standardization"), self.config.get("data")
+        if kept is None and not (isinstance(data, Mapping) and data.get("standardize")):
+            return None
+        if not isinstance(kept, Mapping):
+            raise RunFolderError("a run on standardised inputs keeps their mean and std; its config.toml has none")
+        return Standardization(**kept)
 
     @property
     def failure(self) -> str:
@@ -161,22 +166,6 @@ class Run:
         return run
 
 
-def was_standardized(config: Mapping[str, Any]) -> bool:
-    """Whether a run's inputs were standardised by its clients' sums."""
-    data = config.get("data")
-    return isinstance(data, Mapping) and bool(data.get("standardize") or data.get("standardized"))
-
-
-def standardization_in(config: Mapping[str, Any]) -> Standardization | None:
-    """What a run's settings keep of it; `RunFolderError` where inputs were standardised and nothing was kept."""
-    kept = config.get("standardization")
-    if kept is None and not was_standardized(config):
-        return None
-    if not isinstance(kept, Mapping):
-        raise RunFolderError("a run on standardised inputs keeps their mean and std: its config.toml has no such table")
-    return Standardization(**kept)
-
-
 def _rebuild(config: Mapping[str, Any], privacy: Privacy) -> nn.Module:
     shape = config["shape"]
     inputs = privacy.model_input_shape(shape["inputs"])
@@ -198,13 +187,9 @@ def _load_weights(folder: RunFolder, run: Run) -> None:
                 model.load_state_dict(server.trained(model).state_dict())
     except (OSError, safetensors.SafetensorError) as error:
         raise RunFolderError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
-    except RuntimeError as error:
-        raise ModelError(f"the weights in {path} do not fit the network: {_second_line(error)}") from None
-
-
-def _second_line(error: RuntimeError) -> str:
-    """torch says on the first which class it is, and on the second what is wrong with it."""
-    return " ".join(str(error).splitlines()[:2][-1].split())
+    except RuntimeError as error:  # torch says on its first line which class it is, and on its second what is wrong
+        why = " ".join(str(error).splitlines()[:2][-1].split())
+        raise ModelError(f"the weights in {path} do not fit the network: {why}") from None
 
 
 def describe(

@@ -129,7 +129,8 @@ class RunFolder:
         ignore = ("rounds", "stop_at", "promises", "names", "standardization", "constant")
         there = self.config()
         difference = _difference(there, _plain(config), ignore=ignore)
-        difference = difference or other_features(there, names_in(config, "features"))
+        if not difference and names_in(there, "features") != names_in(config, "features"):
+            difference = "the data's features, or their order, differ"
         if difference.startswith("model.start "):
             difference = (
                 "the model's initial weights differ (make the model as for the first rounds, from the same seed)"
@@ -220,21 +221,11 @@ def without_draw(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "data": {name: value for name, value in data.items() if name not in _DRAW}}
 
 
-_AGREED = {"classes": "class_names", "features": "feature_names"}  # a deployment's settings
-
-
 def names_in(config: Mapping[str, Any], kind: str) -> list[str]:
     """Of `clients`, `classes` or `features`, as a run's settings keep them; none where it keeps none."""
     kept = config.get("names")
-    listed = kept.get(kind) if isinstance(kept, Mapping) else config.get(_AGREED.get(kind, ""))
+    listed = kept.get(kind) if isinstance(kept, Mapping) else None
     return [str(name) for name in listed] if isinstance(listed, list | tuple) else []
-
-
-def other_features(config: Mapping[str, Any], found: Sequence[str]) -> str:
-    """In words, that the run was trained on other columns than `found`, or in another order; empty where it was not."""
-    was = names_in(config, "features")
-    changed = was and list(found) != was
-    return f"the data's features are {', '.join(found)}; they were {', '.join(was)}" if changed else ""
 
 
 def called(config: Mapping[str, Any], clients: Sequence[int]) -> str:

@@ -39,17 +39,12 @@ class SharesOfRun:
         method = SumRidge(**{name: value for name, value in options.items() if name != "name"})
         if not method.keep_shares:
             raise RunFolderError(f"{self.folder.path} kept the total of its clients' sums alone: {needs}")
-        self.method = method
+        self.method, self.names = method, names_in(self.config, "clients")  # by number, where the data named them
         self.round, self.tensors = self.folder.load_checkpoint()
         self.state: State = {n.removeprefix("state/"): t for n, t in self.tensors.items() if n.startswith("state/")}
         self.shares = shares_of(self.state)
         if not self.shares or any(name not in self.state for name in (COLUMNS, PENALTY, "weights")):
             raise RunFolderError(f"{self.folder.path} holds no client's sums yet: the first round has not ended")
-
-    @property
-    def names(self) -> list[str]:
-        """Of the clients by number, where their data named them."""
-        return names_in(self.config, "clients")
 
     def called(self, client: int) -> str:
         """A client's name, or its number."""
@@ -70,9 +65,7 @@ class SharesOfRun:
 
     def share(self, client: int) -> RidgeSums:
         if client not in self.shares:
-            known = sorted(self.shares)
-            listed = ", ".join(map(self.called, known)) if len(known) < 20 else f"{known[0]} … {known[-1]}"
-            raise ConfigError(f"no sums of client {self.called(client)} are here: there are those of {listed}")
+            raise ConfigError(f"no sums of client {self.called(client)} are here: it was in no round, or is forgotten")
         return self.shares[client]
 
     def flat(self, weights: Tensor) -> Tensor:
@@ -131,7 +124,7 @@ def forget(path: Path | str, who: int | str) -> Record:
         }
         kept = {name: t for name, t in run.tensors.items() if not name.startswith(("state/", f"client/{client}/"))}
         run.folder.save_model(model)
-        before_it = _unscore(run, client, penalty, int(total(others).samples))
+        scores = _unscore(run, client, penalty, int(total(others).samples))
         run.folder.save_checkpoint(
             run.round, kept | {f"state/{n}": t for n, t in state.items()} | {"averaged": flat.clone()}
         )
@@ -145,7 +138,7 @@ def forget(path: Path | str, who: int | str) -> Record:
             "weights_after": _digest(flat),
             "relative_change": float((flat - before).double().norm() / before.double().norm()),
             **({"name": run.called(client)} if run.names else {}),
-            **before_it,
+            **scores,
         }
         run.folder.append(RECORDS, record)
     return record
