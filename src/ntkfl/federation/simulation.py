@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,12 +21,12 @@ from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.federation.build import build_model, load_data, spelled_out
 from ntkfl.federation.byzantine import Byzantine, ByzantineClients
 from ntkfl.federation.callbacks import Callback, CallbackList, Progress
-from ntkfl.federation.config import RunConfig, describe_method
+from ntkfl.federation.config import RunConfig, describe_method, describe_settings
 from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.feature_cache import split_frozen
 from ntkfl.federation.local import LocalTransport, SimulatedClients
 from ntkfl.federation.privacy_statement import privacy_statement, sum_promise
-from ntkfl.federation.run import Run, describe
+from ntkfl.federation.run import Run
 from ntkfl.federation.run_folder import RunFolder, without_draw
 from ntkfl.federation.server import Server
 from ntkfl.federation.transport import Transport
@@ -45,6 +46,7 @@ from ntkfl.progress import plural
 from ntkfl.tangent.jacobian import HALF_TYPES
 from ntkfl.tangent.model_check import refuses_autocast
 from ntkfl.tangent.parameters import eager, flatten, full_precision, trainable
+from ntkfl.version import __version__
 
 
 def train(
@@ -242,10 +244,8 @@ class Simulation:
 
     def _described(self, rounds: int, stop_at: float | None, settings: Mapping[str, Any] | None) -> dict[str, Any]:
         """What the run's folder says of it."""
-        if settings is None:
-            about = (self.model, self.all_data, self.method, self.clients_per_round, self.seed, self.hold_out)
-            settings = describe(*about, self.privacy, self.robust)
-        said = dict(settings) | {"rounds": rounds, "stop_at": stop_at, "shape": self.shape()}
+        said = dict(self._made_in_python() if settings is None else settings)
+        said |= {"rounds": rounds, "stop_at": stop_at, "shape": self.shape()}
         said |= {"method": describe_method(self.method), "promises": self._promises(rounds)}
         if self.byzantine is not None:
             said |= {"byzantine": self.byzantine.model_dump(mode="json")}
@@ -257,6 +257,23 @@ class Simulation:
         if data.standardization is not None:  # the trained model needs it for whatever inputs come later
             said |= {"standardization": Standardization.of(data.standardization).model_dump(mode="json")}
         return said
+
+    def _made_in_python(self) -> dict[str, Any]:
+        """What identifies model and data, where names cannot."""
+        weights = flatten(self.model).detach().cpu()
+        start = hashlib.sha256(weights.numpy().tobytes()).hexdigest()
+        with eager(self.model) as own:
+            kind = type(own).__name__
+        return {
+            "ntkfl": __version__,
+            "simulation": True,
+            "clients_per_round": self.clients_per_round,
+            "seed": self.seed,
+            "hold_out": self.hold_out,
+            **describe_settings(self.privacy, self.robust),
+            "data": self.all_data.describe() | {"fingerprint": self.all_data.fingerprint()},
+            "model": {"class": kind, "weights": weights.numel(), "start": start},
+        }
 
     def _notes(self, rounds: int, promised: Mapping[str, Any]) -> list[str]:
         """Lines on what the run promises and on what the network decided, before the first round."""
@@ -300,9 +317,8 @@ class Simulation:
         run = Participation(rounds, self.clients_per_round, len(self.data), rounds, simulated=True)
         drawn = ", a random part of the file's rows" if "test" in self.data.description else ""
         held = f" and {self.hold_out} held-out clients" if self.hold_out else ""
-        uncovered = (
-            f"the {plural(len(self.test[1]), 'test sample')}{drawn}{held}: the server measures on them as they are"
-        )
+        samples = plural(len(self.test[1]), "test sample")
+        uncovered = f"the {samples}{drawn}{held}: the server measures on them as they are"
         return privacy_statement(self.method, self.task, run, self.server.transport.floor, uncovered)
 
     def shape(self) -> dict[str, Any]:
