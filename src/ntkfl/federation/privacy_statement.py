@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ntkfl.errors import ConfigError
 from ntkfl.methods import Method, Task
 from ntkfl.methods.base import kinds_of
 from ntkfl.methods.sums.promises import guarantees
-from ntkfl.privacy.accounting import Participation
 from ntkfl.privacy.settings import Privacy
+from ntkfl.privacy.sum_accounting import Participation
 
 _REPLIES = {
     "rows": "rows of samples (per-sample Jacobian, outputs, label)",
@@ -26,15 +25,10 @@ def privacy_statement(
     fewest clients whose replies are released; and a line for each role on what it sees. `uncovered` are samples that no
     guarantee is for, such as those the server measures on.
     """
-    found: list[dict[str, Any]] = []
+    found = [asdict(one) for one in guarantees(method, task, run)]
     said: dict[str, Any] = {"secure_sum": task.privacy.secure_sum, "sees": _sees(method, task.privacy)}
     said |= {"sums": sum_promise(task.privacy), "floor": floor}
-    try:
-        found = [asdict(one) for one in guarantees(method, task, run)]
-    except ConfigError as error:  # dp-accounting is an extra
-        said["note"] = str(error)
-    if found or "note" in said:
-        said["uncovered"] = uncovered
+    said |= {"uncovered": uncovered} if found else {}
     return {name: value for name, value in said.items() if value not in (None, "")} | {"guarantees": found}
 
 

@@ -38,10 +38,10 @@ from ntkfl.methods.replies import by_samples
 from ntkfl.methods.robust import Robust
 from ntkfl.methods.sums.promises import noise_advice, promises
 from ntkfl.models.backbone import flat_hint
-from ntkfl.privacy.accounting import Participation
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
+from ntkfl.privacy.sum_accounting import Participation
 from ntkfl.progress import plural
 from ntkfl.tangent.jacobian import HALF_TYPES
 from ntkfl.tangent.model_check import refuses_autocast

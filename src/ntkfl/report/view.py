@@ -112,7 +112,6 @@ def _privacy(config: Mapping[str, Any], records: Sequence[Record]) -> dict[str, 
     sees = said.get("sees")
     return {
         "guarantees": promised,
-        "note": _text(said["note"]) if "note" in said else "",
         "uncovered": _text(said.get("uncovered", "")),
         "spent": _size(spent) + f" after round {last.get('round')}" if _number(spent["epsilon"]) is not None else "",
         "simulated": config.get("simulation") is True,

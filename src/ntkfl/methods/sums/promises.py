@@ -12,9 +12,8 @@ from ntkfl.methods.base import Method
 from ntkfl.methods.replies import SAMPLES
 from ntkfl.methods.sums.noisy_sums import NoisySums
 from ntkfl.methods.task import Task
-from ntkfl.privacy.accounting import Guarantee, Participation
 from ntkfl.privacy.settings import Privacy
-from ntkfl.privacy.sum_accounting import guarantee
+from ntkfl.privacy.sum_accounting import Guarantee, Participation, guarantee
 from ntkfl.privacy.sum_noise import GRAINS, momentum_sums
 from ntkfl.progress import plural
 
