@@ -46,7 +46,9 @@ class Received(NamedTuple):
 def receive(task: Task, sealed: Sequence[bytes], schema: RowSchema, opener: SealingKey) -> Received:
     opened = open_rows(sealed, schema, opener, *WHERE)
     filtered = filter_replies(schema.reply, task, opened.messages)
-    return Received(filtered.replies, filtered.rows, +(opened.rejected + filtered.rejected), opened.repeated)
+    return Received(
+        filtered.replies, sum(map(len, filtered.replies)), +(opened.rejected + filtered.rejected), opened.repeated
+    )
 
 
 def make(n: int = 6, options: Any = None, privacy: Any = None) -> tuple[Task, Reply]:

@@ -151,7 +151,7 @@ class LocalTransport(Transport):
         if self.listener:
             self.listener.answered(replies)
 
-    def end(self, completed: bool) -> None:
+    def end(self) -> None:
         for number in self._cohort:
             self.clients[number].rest()
         self._cohort = ()

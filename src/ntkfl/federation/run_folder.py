@@ -93,7 +93,7 @@ class RunFolder:
         others = [p.name for p in self.path.iterdir() if p.name != ".lock"] if self.path.exists() else []
         if others:
             raise RunFolderError(f"{self.path} is not empty and holds no run ({others[0]} …): choose another folder")
-        self.write_config(config)
+        self.write("config.toml", tomli_w.dumps(_plain(config)).encode())
 
     def open(self, config: Mapping[str, Any], resume: bool) -> tuple[list[Record], list[Record], dict[str, Tensor]]:
         """Begin a run here, or continue the one there is: its history and timings so far, and its checkpoint."""
@@ -105,16 +105,15 @@ class RunFolder:
         done, tensors = self.load_checkpoint()
         if config["rounds"] < done:
             raise RunFolderError(f"{self.path} already holds {done} rounds, more than the {config['rounds']} asked for")
-        self.write_config(config)  # rounds may have been raised: the folder repeats the run as it will be
+        self.write(
+            "config.toml", tomli_w.dumps(_plain(config)).encode()
+        )  # rounds may have been raised: the folder repeats the run as it will be
         return self.truncate("history.jsonl", done), self.truncate("timings.jsonl", done), tensors
 
     def _sweep(self) -> None:
         """Remove what a killed process left half written. The caller holds the lock: nobody else writes here now."""
         for left in [*self.path.glob(f"*{PART}"), *self.path.glob(f"checkpoint/*{PART}")]:
             left.unlink(missing_ok=True)
-
-    def write_config(self, config: Mapping[str, Any]) -> None:
-        self.write("config.toml", tomli_w.dumps(_plain(config)).encode())
 
     def config(self) -> dict[str, Any]:
         if not self.holds_run:

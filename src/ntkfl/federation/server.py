@@ -75,7 +75,6 @@ class Server:
             if folder:
                 with eager(trained) as own:
                     folder.save_model(own.state_dict())
-            self.transport.finish()
         return Run(trained, history, timings, settings, self.checkpoint(), self.method)
 
     def _rounds(
@@ -114,13 +113,12 @@ class Server:
         with self._drawing(number):
             began, cohort = time.perf_counter(), self._cohort(number)
             outcome, traffic = self.attempt(number, cohort)
-            evaluation, completed = time.perf_counter(), False
+            evaluation = time.perf_counter()
             try:
                 self.state.advance(outcome)
                 record = self._record(number, cohort, outcome, traffic)
-                completed = True
             finally:
-                self.transport.end(completed)
+                self.transport.end()
         now, device = time.perf_counter(), self.task.like.device
         return record, {
             "round": number,
@@ -140,7 +138,7 @@ class Server:
         try:
             return self._driven(number, cohort, traffic), traffic
         except BaseException:
-            self.transport.end(completed=False)
+            self.transport.end()
             raise
 
     def _cohort(self, number: int) -> list[int]:
@@ -174,10 +172,6 @@ class Server:
         if not filtered.replies:
             diverged = set(filtered.rejected) == {NOT_FINITE} and not anonymous
             raise (Diverged if diverged else TooFew)(f"nothing that clients sent could be used: {why}")
-        quorum = 1 if self.task.privacy.secure_sum else self.transport.quorum  # a secure sum stands for many
-        count, what = (filtered.rows, "rows") if anonymous else (len(filtered.replies), "replies")
-        if count < quorum:
-            raise TooFew(f"{count} {what} could be used, below the quorum of {quorum}: {why}")
         self.transport.accepted(filtered.replies)
         return filtered.replies
 

@@ -5,7 +5,6 @@ The solution is a function of the sums alone, and the others' are at hand: leavi
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -17,7 +16,8 @@ from ntkfl.errors import ConfigError, RunFolderError, unknown
 from ntkfl.federation.run_folder import Record, RunFolder, names_in
 from ntkfl.methods import State, SumRidge
 from ntkfl.methods.sums.sum_ridge import COLUMNS, FORGOTTEN, PENALTY, SHARE, shares_of
-from ntkfl.tangent.ridge import RidgeSums, total
+from ntkfl.privacy.ledger import sha256
+from ntkfl.tangent.ridge import total
 
 RECORDS = "forgotten.jsonl"
 _SCORES = ("test_accuracy", "test_loss", "last_accuracy", "validation_accuracy", "validation_loss", "train_loss")
@@ -63,11 +63,6 @@ class SharesOfRun:
             raise ConfigError(f"clients of {self.folder.path} have no names: give a client's number, not {who!r}")
         raise unknown("client", who, names)
 
-    def share(self, client: int) -> RidgeSums:
-        if client not in self.shares:
-            raise ConfigError(f"no sums of client {self.called(client)} are here: it was in no round, or is forgotten")
-        return self.shares[client]
-
     def flat(self, weights: Tensor) -> Tensor:
         """The run's flat weights with the last layer's (W; bᵀ) [p, d2] in their place."""
         w0, w1, b0, b1 = self.state[COLUMNS].tolist()
@@ -104,7 +99,9 @@ def forget(path: Path | str, who: int | str) -> Record:
     with SharesOfRun(path).folder.locked():
         run = SharesOfRun(path)
         client = run.find(who)
-        samples = int(run.share(client).samples)
+        if client not in run.shares:
+            raise ConfigError(f"no sums of client {run.called(client)} are here: it was in no round, or is forgotten")
+        samples = int(run.shares[client].samples)
         others = [run.shares[c] for c in sorted(run.shares) if c != client]
         if not others:
             raise ConfigError(f"client {run.called(client)} is the only one: without it there is no model")
@@ -161,4 +158,4 @@ def _unscore(run: SharesOfRun, client: int, penalty: float, samples: int) -> Rec
 
 
 def _digest(weights: Tensor) -> str:
-    return hashlib.sha256(weights.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+    return sha256(weights.detach().cpu().contiguous().numpy().tobytes())

@@ -27,12 +27,11 @@ NOT_FINITE, TOO_LARGE, MALFORMED = "not finite", "extreme", "malformed"
 
 @dataclass
 class Filtered:
-    """Replies that a round can use, how many rows they are, what was rejected by reason (with the first error of each
-    in full), and of how many messages.
+    """Replies that a round can use, what was rejected by reason (with the first error of each in full), and of how many
+    messages.
     """
 
     replies: list[Any] = field(default_factory=list)
-    rows: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, str] = field(default_factory=dict)
     touched: int = 0
@@ -66,13 +65,11 @@ def filter_replies(kind: type[Reply], task: Task, messages: Sequence[Message]) -
         inside = None if own is None or bounds is None else (own <= bounds).all(1)
         if inside is None or bool(inside.all()):
             kept.replies.append(reply)
-            kept.rows += len(reply)
             continue
         kept.touched += 1
         kept.reject(TOO_LARGE, int((~inside).sum()), "far larger than the median of all")
         rows = [row for row, stays in zip(reply.split(), inside.tolist(), strict=True) if stays]
         kept.replies += _joined(kind, task, rows)
-        kept.rows += len(rows)
     return kept
 
 
