@@ -20,7 +20,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "dp-fedavg": {"clip": 10.0},
 }
 VARIANTS: list[tuple[str, dict[str, object], dict[str, Any]]] = [
-    *((name, {}, {}) for name in METHODS if name != "sum-ntk-head"),  # which is for another kind of network
+    *((name, {}, {}) for name in METHODS),
     ("fednova", {"local_epochs": 2, "batch_size": 5}, {}),
     ("ntk-fl", {"form": "dense"}, {}),
     ("ntk-fl", {}, {"sparsity": 0.5, "values": "float16"}),

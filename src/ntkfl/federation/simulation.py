@@ -31,7 +31,7 @@ from ntkfl.federation.run_folder import RunFolder, without_draw
 from ntkfl.federation.server import Server
 from ntkfl.federation.transport import Transport
 from ntkfl.methods import Method, Task
-from ntkfl.methods.base import kinds_of
+from ntkfl.methods.base import fitted, kinds_of
 from ntkfl.methods.batchnorm import statistics
 from ntkfl.methods.combinations import settle
 from ntkfl.methods.replies import by_samples
@@ -160,6 +160,7 @@ class Simulation:
     ) -> None:
         if not isinstance(method, Method):
             raise ConfigError(f"method must be an instance such as ntkfl.methods.NTKFL(), not {method!r}")
+        method = fitted(method, model, data.output_dim)
         self.privacy, self.robust = settle(method, privacy, robust)
         self.model, self.all_data, self.method, self.seed, self.hold_out = model, data, method, seed, hold_out
         self.data, held = data.hold_out(hold_out, seed=seed) if hold_out else (data, None)

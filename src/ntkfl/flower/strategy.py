@@ -31,6 +31,7 @@ from ntkfl.flower import network
 from ntkfl.flower.records import content, note
 from ntkfl.flower.transport import FlowerTransport
 from ntkfl.methods import Method, Robust, Task
+from ntkfl.methods.base import fitted
 from ntkfl.methods.combinations import settle
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
@@ -194,10 +195,11 @@ class Strategy(FedAvg):
 
     def _make(self, inputs: tuple[int, ...], tokens: bool, real: bool) -> Server:
         """The server for samples of this shape, as far as its checkpoint has come."""
-        method, seed, like = self.method, self.seed, flatten(self.model)
+        seed, like = self.seed, flatten(self.model)
         shape = (1, *self.privacy.model_input_shape(inputs))
         x = torch.zeros(shape, dtype=torch.int64 if tokens else like.dtype, device=like.device)
         outputs = network.outputs_of(self.model, x)
+        method = fitted(self.method, self.model, outputs)
         trained, features = split_frozen(self.model, self.privacy, None, like.device)
         smoothing, bounds = method.label_smoothing, {"privacy": self.privacy, "robust": self.robust}
         task = Task(trained, outputs, method.loss, label_smoothing=smoothing, **bounds)  # type: ignore[arg-type]
