@@ -230,9 +230,7 @@ def test_replies_go_through_the_shuffler_of_the_terms_and_no_other(tmp_path: Pat
         {"epsilon": None},
         {"delta": 0.5},  # 3 is at a δ at which it says nothing
         {"noise_clients": 100},  # noise of others, in replies that the server sees one by one
-        {"noise_by": "server"},
         {"sampling_rate": 0.01},  # the server draws the cohorts
-        {"unit": "client"},  # a record may turn its client's contribution around
     ],
 )
 def test_every_way_to_have_less_noise_is_refused(tmp_path: Path, lie: dict[str, Any]) -> None:

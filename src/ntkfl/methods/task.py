@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import torch
@@ -65,8 +65,6 @@ class Task:
         self.shared, self.validation = shared, validation
         self.example: tuple[Tensor, Tensor] | None = None  # a sample of zeros: x [1, …] as the network gets it, y
         self.notes: list[str] = []
-        # What the server itself draws in a round, such as noise: from its operating system, unless simulated.
-        self.randomness: Callable[[int], Randomness] = lambda round: Randomness.fresh()
         self.like = flatten(self.model)  # device and type of weights [d]
         self._plans: dict[Hashable, JacobianPlan] = {}
 
