@@ -45,12 +45,6 @@ def test_bytes_are_triangles_in_few_bits(values: str, width: int) -> None:
     assert all(s.size < (width + 1) * WEIGHTS + 200 for s in log if s.way == "down")
 
 
-def test_sixteen_bits_cost_little() -> None:
-    task, clients = small_task(), small_clients(30, 12, 21)
-    ends = [play(SumNTKFL(values=v), task, clients)[0].state["weights"] for v in ("float16", "float32")]
-    assert float((ends[0] - ends[1]).norm()) < 0.02 * float((ends[1] - task.like).norm())
-
-
 # -- Constant factors --------------------------------------------------------------------------------------------------
 
 
