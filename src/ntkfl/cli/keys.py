@@ -21,7 +21,7 @@ Name = Annotated[str, typer.Argument(help="The client's name.")]
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
     clients: Annotated[int, typer.Option(min=2, help="Clients to make a folder and a token for.")],
-    per_round: Annotated[int | None, typer.Option(help="Clients that each round names; all if not given.")] = None,
+    per_round: Annotated[int | None, typer.Option(help="Clients that each round asks; all if not given.")] = None,
     least: Annotated[
         int | None, typer.Option(help="Clients that must answer before anything is released; all of the round's.")
     ] = None,
@@ -74,13 +74,3 @@ def list_clients(folder: KeyServerFolder) -> None:
     for client in KeyServer(folder).clients():
         state = "revoked" if client.revoked else "enrolled" if client.enrolled else "has a token"
         typer.echo(f"{client.name:20}  {state}")
-
-
-@app.command("new")
-def new(file: Annotated[Path, typer.Argument(help="Where to write the private key; never over a file.")]) -> None:
-    """Make an X25519 key for a recipient of exported models; prints the public key to give away."""
-    from ntkfl.crypto.hpke import SealingKey
-
-    key = SealingKey.generate()
-    key.save(file)
-    typer.echo(key.public.hex())

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ntkfl.atomic import write_private
-from ntkfl.crypto.certificates import CA, TLS_CERT, TLS_KEY, Authority
+from ntkfl.crypto.certificates import CA, TLS_CERT, TLS_KEY, self_signed
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.errors import ConfigError
 from ntkfl.services.key_server.store import SIGNING_KEY, STATE, KeyServer
-from ntkfl.services.peers import AggregatorPeer, KeyServerPeer, Peers, RoundTerms, ShufflerPeer
+from ntkfl.services.peers import AggregatorPeer, Peers, RoundTerms, ServicePeer
 
 KEY_SERVER_PORT, SHUFFLER_PORT = 8441, 8442
 
@@ -33,23 +33,22 @@ def init(
 ) -> Peers:
     """Make the folders of all roles in `folder`, which must be new or empty. Services are given as HOST:PORT."""
     if terms.clients > len(clients):
-        raise ConfigError(f"a round cannot name {terms.clients} of {len(clients)} clients")
-    authority = Authority(f"{federation} services")
+        raise ConfigError(f"a round cannot ask {terms.clients} of {len(clients)} clients")
     keys = {role: SigningKey.generate() for role in ("key-server", "shuffler", "aggregator")}
     public = {role: key.public.hex() for role, key in keys.items()}
     peers = Peers(
         federation=federation,
         round=terms,
-        key_server=KeyServerPeer(url=f"https://{key_server}", signing_key=public["key-server"]),
-        shuffler=ShufflerPeer(url=f"https://{shuffler}", signing_key=public["shuffler"]),
+        key_server=ServicePeer(url=f"https://{key_server}", signing_key=public["key-server"]),
+        shuffler=ServicePeer(url=f"https://{shuffler}", signing_key=public["shuffler"]),
         aggregator=AggregatorPeer(signing_key=public["aggregator"]),
     )
-    made = {
-        role: authority.server(role, host_of(at)) for role, at in (("key-server", key_server), ("shuffler", shuffler))
-    }
+    addresses = {"key-server": key_server, "shuffler": shuffler}
+    made = {role: self_signed(f"{federation} {role}", host_of(address)) for role, address in addresses.items()}
+    trusted = b"".join(certificate for certificate, _ in made.values())
     _new_folder(folder, may_be_empty=True)
     for role, key in keys.items():
-        _role_folder(folder / role, peers, authority.pem)
+        _role_folder(folder / role, peers, trusted)
         key.save(folder / role / SIGNING_KEY)
     for role, (certificate, private) in made.items():
         (folder / role / TLS_CERT).write_bytes(certificate)
@@ -57,7 +56,7 @@ def init(
     KeyServer.create(folder / "key-server" / STATE)
     _new_folder(folder / "clients")
     for name, token in zip(clients, KeyServer(folder / "key-server").make_tokens(clients), strict=True):
-        _client_folder(folder / "clients" / name, peers, authority.pem, token)
+        _client_folder(folder / "clients" / name, peers, trusted, token)
     return peers
 
 

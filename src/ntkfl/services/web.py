@@ -31,7 +31,6 @@ try:
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
-    from starlette.types import Lifespan
 except ImportError as error:  # the core works without; this room does not
     raise missing("a service", "services") from error
 
@@ -39,28 +38,18 @@ logger = logging.getLogger("ntkfl.services")
 CONNECTIONS = 4096  # at once; while there are as many, requests get a 503
 RECEIVE_S = 60.0  # for one body to arrive
 RETRY_AFTER_S = 1  # until a caller that gets a 503 may ask again
-_REASONS = {
-    401: ("unauthenticated", "unsigned"),
-    403: ("bad-token", "below-floor", "not-asked", "not-aggregator", "not-client", "revoked", "unknown-client"),
-    404: ("unknown-batch", "unknown-run"),
-    408: ("too-slow",),
-    409: (
-        "already-enrolled", "backwards", "copied", "not-begun", "other-announcement", "other-cohort", "other-kind",
-        "other-terms", "replayed", "strangers",
-    ),
-    410: ("cancelled", "forgotten", "late"),
-    411: ("no-length",),
-    413: ("too-large",),
-    422: ("invalid-key", "malformed", "row-count", "row-size", "terms"),
-    425: ("not-ready",),
-    503: ("busy", "storage"),
-}  # fmt: skip
-STATUS_OF = {reason: status for status, reasons in _REASONS.items() for reason in reasons}
+_STATUS = {  # of a refusal; 409 of all others, as what was asked for does not fit what is there
+    **dict.fromkeys(("unauthenticated", "unsigned"), 401),
+    **dict.fromkeys(("bad-token", "not-aggregator", "not-client", "revoked", "unknown-client"), 403),
+    **dict.fromkeys(("unknown-batch", "unknown-run"), 404),
+    "too-slow": 408,
+    "no-length": 411,
+    "too-large": 413,
+    **dict.fromkeys(("busy", "storage"), 503),
+}
 
 
-def service_app(
-    name: str, routes: Sequence[Route], ready: Callable[[], None], lifespan: Lifespan[Starlette] | None = None
-) -> Starlette:
+def service_app(name: str, routes: Sequence[Route], ready: Callable[[], None]) -> Starlette:
     """An application with `GET /health` (the process answers) and `GET /ready` (its state can be written: `ready`
     returns, or raises `Refused`). Errors are `{"error": reason, "message": line}`; a handler raises `Refused`.
     """
@@ -83,7 +72,7 @@ def service_app(
 
     async def refused(_: Request, error: Exception) -> Response:
         assert isinstance(error, Refused)
-        return _answer(STATUS_OF[error.reason], error.reason, str(error))
+        return _answer(_STATUS.get(error.reason, 409), error.reason, str(error))
 
     async def other(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -100,7 +89,6 @@ def service_app(
     return Starlette(
         routes=[Route("/health", health), Route("/ready", is_ready), *routes],
         exception_handlers={Refused: refused, HTTPException: other, Exception: failed},
-        lifespan=lifespan,
     )
 
 
@@ -158,22 +146,9 @@ async def read_body(request: Request, most: int, seconds: float = RECEIVE_S) -> 
     return bytes(body)
 
 
-class _Server(uvicorn.Server):
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say where, once requests are answered: `listening https://HOST:PORT service=NAME`."""
-        await super().startup(sockets)
-        for server in self.servers:
-            for listening in server.sockets:
-                host, port = listening.getsockname()[:2]
-                host = f"[{host}]" if ":" in host else host
-                print(f"listening https://{host}:{port} service={self.service}", flush=True)
-
-    service = ""
-
-
 def serve(name: str, app: Starlette, folder: Path, url: str, host: str | None, port: int | None) -> None:
     """Serve over TLS until SIGTERM or SIGINT, and let requests under way end. `host` and `port` (0: any that is free)
-    are where to listen; those of `url` if not given.
+    are where to listen; those of `url` if not given. Says `listening https://HOST:PORT service=NAME`.
     """
     parts = urlsplit(url)
     at = host or parts.hostname or "", (parts.port or 443) if port is None else port
@@ -181,31 +156,31 @@ def serve(name: str, app: Starlette, folder: Path, url: str, host: str | None, p
     if not (cert.is_file() and key.is_file()):
         raise ConfigError(f"no certificate and key to serve with in {cert} and {key}")
     check_private(key)
-    try:  # before anything else, as uvicorn says it in several lines
-        socket.create_server(at, family=socket.AF_INET6 if ":" in at[0] else socket.AF_INET).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot listen on {at[0]}:{at[1]}: {getattr(error, 'strerror', error)}") from None
-    server = _Server(
-        uvicorn.Config(
-            app,
-            host=at[0],
-            port=at[1],
-            ssl_certfile=cert,
-            ssl_keyfile=key,
-            http="h11",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            limit_concurrency=CONNECTIONS,
-            timeout_graceful_shutdown=3,  # also for connections that nobody uses
-        )
+    config = uvicorn.Config(
+        app,
+        ssl_certfile=cert,
+        ssl_keyfile=key,
+        http="h11",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=3,  # also for connections that nobody uses
     )
-    server.service = name
-    server.run()
-    if not server.started:
-        raise ConfigError("the service could not start; its log says why")
+    family = socket.AF_INET6 if ":" in at[0] else socket.AF_INET
+    try:
+        config.load()
+        with socket.create_server(at, family=family, backlog=config.backlog) as listening:
+            bound = listening.getsockname()
+            print(
+                f"listening https://{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]} service={name}",
+                flush=True,
+            )
+            uvicorn.Server(config).run(sockets=[listening])
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"cannot serve on {at[0]}:{at[1]}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def configure_logging() -> None:

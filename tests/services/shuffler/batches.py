@@ -18,9 +18,9 @@ DIGEST = bytes(range(32))  # of an announcement
 NAMES = ("ada", "bob", "cyd", "dan")
 
 
-def batch(key: BatchKey = KEY, cohort: tuple[str, ...] = NAMES, **terms: object) -> Batch:
+def batch(key: BatchKey = KEY, clients: int = len(NAMES), **terms: object) -> Batch:
     values = {"max_rows": 2, "row_bytes": 8, "min_clients": 2} | terms
-    return Batch(key, cohort, **values)  # type: ignore[arg-type]
+    return Batch(key, clients, **values)  # type: ignore[arg-type]
 
 
 def said(key: BatchKey = KEY) -> Announced:

@@ -2,7 +2,7 @@
 
 POST /v1/enrol            a token and public keys; anybody may ask, so the body is small and has five seconds
 POST /v1/runs/RUN/secret  signed by an enrolled client
-GET  /v1/revoked          the signed list
+GET  /v1/revoked          the names of revoked clients
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ntkfl.services.key_server.store import KeyServer
 from ntkfl.services.web import SignedRequest, read_body, serve, service_app
 
 MOST_ENROLMENT, ENROLMENT_S = 2048, 5.0  # bytes, and seconds for them to arrive
-_FIELDS = ("token", "client", "sealing_key", "signing_key", "proof")
+_FIELDS = ("token", "client", "sealing_key", "signing_key")
 _logger = logging.getLogger("ntkfl.services")
 
 

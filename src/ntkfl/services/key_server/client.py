@@ -51,7 +51,7 @@ class Identity:
                 SigningKey.generate().save(signing)
             self.sealing, self.signing = SealingKey.load(sealing), SigningKey.load(signing)
             if not issued.exists():
-                body = enrolment(_token(folder), self.peers.federation, self.sealing, self.signing)
+                body = enrolment(_token(folder), self.sealing, self.signing)
                 given = str(_values(self._key_server.ask("POST", "/v1/enrol", json=body)).get("credential", ""))
                 self._read(given)  # before it is kept
                 replace_private(issued, given.encode())

@@ -25,16 +25,16 @@ from urllib.parse import quote
 from ntkfl.atomic import check_private, write_private
 from ntkfl.crypto.context import Secret
 from ntkfl.crypto.credentials import NAME_PATTERN, Credential
-from ntkfl.crypto.hpke import SigningKey, parse_key
+from ntkfl.crypto.hpke import SigningKey, parse_key, seal
 from ntkfl.errors import ConfigError, Refused, TrustError
-from ntkfl.services.key_server.protocol import check_enrolment, seal_run_secret, sign_revoked
+from ntkfl.services.key_server.protocol import seal_run_secret
 from ntkfl.services.peers import PROTOCOL, Peers
 
 STATE, SIGNING_KEY = "state.sqlite", "signing-key.pem"
 _PATIENCE_S = 20  # for the state, which operator commands use too
 _SCHEMA = f"""
-CREATE TABLE federation (serial INTEGER NOT NULL);
-INSERT INTO federation VALUES (0);
+CREATE TABLE checked (times INTEGER);
+INSERT INTO checked VALUES (0);
 CREATE TABLE runs (name TEXT PRIMARY KEY, secret BLOB NOT NULL);
 CREATE TABLE clients (name TEXT PRIMARY KEY, token_hash BLOB NOT NULL, sealing_key TEXT, signing_key TEXT,
   revoked INTEGER NOT NULL DEFAULT 0);
@@ -90,14 +90,12 @@ class KeyServer:
         return tokens
 
     def revoke(self, client: str) -> None:
-        """No ρ and no enrolment for this name any more; the list of revoked clients gets a new serial number."""
+        """No ρ and no enrolment for this name any more, and the shuffler takes nothing from it."""
         with self._transaction() as db:
             row = db.execute("SELECT revoked FROM clients WHERE name = ?", (client,)).fetchone()
             if row is None:
                 raise ConfigError(f"no client {client!r}; `ntkfl keys list` names all")
-            if not row[0]:
-                db.execute("UPDATE clients SET revoked = 1 WHERE name = ?", (client,))
-                db.execute("UPDATE federation SET serial = serial + 1")
+            db.execute("UPDATE clients SET revoked = 1 WHERE name = ?", (client,))
 
     def clients(self) -> list[EnrolledClient]:
         """All clients, by name."""
@@ -107,10 +105,15 @@ class KeyServer:
 
     # -- The clients' side
 
-    def enrol(self, token: str, client: str, sealing_key: str, signing_key: str, proof: str) -> str:
+    def enrol(self, token: str, client: str, sealing_key: str, signing_key: str) -> str:
         """The credential for a client's keys (hexadecimal). With the same keys a client may ask again, if it lost the
         answer.
         """
+        try:
+            seal(parse_key(sealing_key, "the sealing key"), b"", b"")
+            parse_key(signing_key, "the signing key")
+        except (ConfigError, TrustError):
+            raise Refused("invalid-key", "a sealing key that can be sealed to and a signing key are needed") from None
         with self._transaction() as db:
             found = "SELECT token_hash, revoked, sealing_key, signing_key FROM clients WHERE name = ?"
             token_hash, revoked, *keys = db.execute(found, (client,)).fetchone() or (bytes(32), 0, None, None)
@@ -118,7 +121,6 @@ class KeyServer:
                 raise Refused("bad-token", "this token is not one for this client; ask the operator for one")
             if revoked:
                 raise Refused("revoked", f"client {client!r} is revoked")
-            self._check_keys(client, sealing_key, signing_key, proof)
             if keys == [None, None]:
                 update = "UPDATE clients SET sealing_key = ?, signing_key = ? WHERE name = ?"
                 db.execute(update, (sealing_key, signing_key, client))
@@ -141,25 +143,15 @@ class KeyServer:
             (secret,) = db.execute("SELECT secret FROM runs WHERE name = ?", (run,)).fetchone()
         return seal_run_secret(Secret(secret), public, self._key, self.peers.federation, run, name)
 
-    def revoked(self) -> dict[str, object]:
-        """The signed list of revoked clients."""
+    def revoked(self) -> list[str]:
+        """Names of the revoked clients."""
         with self._transaction() as db:
-            (serial,) = db.execute("SELECT serial FROM federation").fetchone()
-            names = [name for (name,) in db.execute("SELECT name FROM clients WHERE revoked")]
-        return sign_revoked(serial, names, self._key, self.peers.federation)
+            return [name for (name,) in db.execute("SELECT name FROM clients WHERE revoked ORDER BY name")]
 
     def check(self) -> None:
         """`Refused` while the state cannot be written."""
         with self._transaction() as db:
-            db.execute("UPDATE federation SET serial = serial")
-
-    def _check_keys(self, client: str, sealing_key: str, signing_key: str, proof: str) -> None:
-        try:
-            keys = parse_key(sealing_key, "the sealing key"), parse_key(signing_key, "the signing key")
-            check_enrolment(self.peers.federation, client, *keys, bytes.fromhex(proof))
-        except (ConfigError, TrustError, ValueError):
-            message = "a sealing key that can be sealed to, a signing key and a proof of holding it are needed"
-            raise Refused("invalid-key", message) from None
+            db.execute("UPDATE checked SET times = times + 1")
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

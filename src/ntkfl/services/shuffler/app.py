@@ -1,6 +1,6 @@
 """The shuffler over HTTP: every request is signed, by a client or by the aggregator.
 
-    client       POST /v1/runs/RUN/hello, /rows, /sums
+    client       POST /v1/runs/RUN/rows, /sums
     aggregator   POST /v1/runs/RUN, /v1/runs/RUN/announcements
                  GET or DELETE BATCH, POST BATCH/release, BATCH/cancel, GET BATCH/masks
                  where BATCH is /v1/runs/RUN/ROUND/EXCHANGE
@@ -25,13 +25,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ntkfl.crypto.hpke import SigningKey
-from ntkfl.crypto.mask_format import SEED_BYTES
 from ntkfl.crypto.receipt import issue_receipt
-from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, frame_rows, pack_rows, unpack_rows
+from ntkfl.crypto.row_frames import FRAME_BYTES, SEED_BYTES, Announced, BatchKey, frame_rows, pack_rows, unpack_rows
 from ntkfl.errors import MessageError, Refused, TrustError
 from ntkfl.services.announcement import MOST_HEAD, Head
 from ntkfl.services.peers import Peers
-from ntkfl.services.shuffler.runs import REFRESH_S, Runs
+from ntkfl.services.shuffler.runs import Runs
 from ntkfl.services.shuffler.store import BatchStore
 from ntkfl.services.web import SignedRequest, serve, service_app
 
@@ -74,7 +73,6 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
     def by_client(handler: Callable[[Request, SignedRequest, BatchStore], Awaitable[Response]]) -> Handler:
         async def checked(request: Request) -> Response:
             signed = SignedRequest(request, peers)
-            runs.refuse_revoked(signed.client.client)
             return await handler(request, signed, runs.find(request.path_params["run"]))
 
         return checked
@@ -100,12 +98,6 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
 
         return by_aggregator(checked)
 
-    @by_client
-    async def hello(_: Request, signed: SignedRequest, store: BatchStore) -> Response:
-        await signed.body()
-        await run_in_threadpool(store.present, signed.client.client)
-        return JSONResponse({"status": "present"})
-
     def submission(*, summed: bool) -> Handler:
         async def submit(request: Request, signed: SignedRequest, store: BatchStore) -> Response:
             most = min(MAX_BODY, _BESIDE_ROWS + await run_in_threadpool(store.submission_limit))
@@ -129,7 +121,6 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
     @by_aggregator
     async def begin(request: Request, signed: SignedRequest) -> Response:
         terms = (await signed.body(64)).decode("ascii", "replace")
-        await run_in_threadpool(runs.refresh)
         return JSONResponse(await run_in_threadpool(runs.begin, request.path_params["run"], terms))
 
     @by_aggregator
@@ -141,13 +132,12 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         except (TrustError, MessageError) as error:
             raise Refused("malformed", f"not the aggregator's announcement: {error}") from None
         batch, agreed = head.batch, peers.round
-        if head.run != run or len(batch.cohort) != agreed.clients:
-            raise Refused("terms", f"a batch of this run asks {agreed.clients} clients, not {len(batch.cohort)}")
+        if head.run != run or batch.clients != agreed.clients:
+            raise Refused("terms", f"a batch of this run asks {agreed.clients} clients, not {batch.clients}")
         if batch.max_rows * batch.row_bytes > MAX_BODY - _BESIDE_ROWS:
             raise Refused("terms", f"a client's rows may have at most {MAX_BODY} bytes in all")
-        await run_in_threadpool(runs.refresh)
-        digest = Announced.of(batch.key, body).digest
-        await run_in_threadpool(store.publish, batch, digest, head.terms)
+        digest, revoked = Announced.of(batch.key, body).digest, await run_in_threadpool(runs.revoked)
+        await run_in_threadpool(store.open, batch, digest, head.terms, revoked)
         return JSONResponse({"status": "open"})
 
     @on_batch
@@ -181,20 +171,8 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         store.forget(key)
         return JSONResponse({"status": "forgotten"})
 
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async def keep_refreshing() -> None:
-            while True:
-                await run_in_threadpool(runs.refresh)
-                await asyncio.sleep(REFRESH_S)
-
-        task = asyncio.create_task(keep_refreshing())
-        yield
-        task.cancel()
-
     run, batch = "/v1/runs/{run}", "/v1/runs/{run}/{round:int}/{exchange:int}"
     routes = [
-        Route(f"{run}/hello", hello, methods=["POST"]),
         Route(f"{run}/rows", submission(summed=False), methods=["POST"]),
         Route(f"{run}/sums", submission(summed=True), methods=["POST"]),
         Route(run, begin, methods=["POST"]),
@@ -205,4 +183,4 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         Route(f"{batch}/masks", masks, methods=["GET"]),
         Route(f"{batch}/cancel", cancel, methods=["POST"]),
     ]
-    return service_app("shuffler", routes, runs.check, lifespan)
+    return service_app("shuffler", routes, runs.check)

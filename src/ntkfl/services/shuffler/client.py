@@ -9,8 +9,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from ntkfl.crypto.hpke import SigningKey
-from ntkfl.crypto.mask_format import WORD_BYTES
-from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, unpack_rows
+from ntkfl.crypto.row_frames import FRAME_BYTES, WORD_BYTES, Announced, BatchKey, unpack_rows
 from ntkfl.errors import MessageError
 from ntkfl.services.http_client import SMALL, HttpClient
 from ntkfl.services.peers import Peers
@@ -45,7 +44,7 @@ class ShufflerClient:
             raise MessageError("an answer of the shuffler's that cannot be read") from None
 
     def release(self, announced: Announced, batch: Batch) -> list[bytes]:
-        most = max(SMALL, FRAME_BYTES + len(batch.cohort) * batch.max_rows * batch.row_bytes)
+        most = max(SMALL, FRAME_BYTES + batch.clients * batch.max_rows * batch.row_bytes)
         body = self.http.ask("POST", f"{self._batch(announced.key)}/release", most=most).content
         found, rows = unpack_rows(body, row_bytes=batch.row_bytes)
         if found != announced:
