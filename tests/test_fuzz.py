@@ -330,7 +330,7 @@ def services(scratch: Path) -> Iterator[Target]:
     from ntkfl.crypto.receipt import check_receipt, issue_receipt
     from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, pack_rows, seal_rows, unpack_rows
     from ntkfl.services.announcement import Head, Question
-    from ntkfl.services.key_server.protocol import open_run_secret, seal_run_secret
+    from ntkfl.services.key_server import open_run_secret, seal_run_secret
     from ntkfl.services.peers import AggregatorPeer, Peers, RoundTerms, ServicePeer
     from ntkfl.services.shuffler.batch import Batch
     from ntkfl.services.shuffler.store import BatchStore

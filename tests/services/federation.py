@@ -17,7 +17,7 @@ from ntkfl.crypto.row_frames import Announced, BatchKey, pack_rows, seal_rows
 from ntkfl.services import setup
 from ntkfl.services.announcement import Head, Question
 from ntkfl.services.http_client import HttpClient
-from ntkfl.services.key_server.client import Identity
+from ntkfl.services.identity import Identity
 from ntkfl.services.peers import FILE, Peers, RoundTerms
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.shuffler.client import ShufflerClient

@@ -17,7 +17,7 @@ from ntkfl.federation.policy import Terms
 from ntkfl.flower import Shuffler
 from ntkfl.methods import Privacy, SumNTKFL
 from ntkfl.services.announcement import Question
-from ntkfl.services.key_server.store import KeyServer
+from ntkfl.services.key_server import KeyServer
 from ntkfl.services.signing import AGGREGATOR
 from ntkfl.wire import Message
 from tests.services.federation import RUN, TERMS, Aggregator, Federation, Member, federation, raw, signed_headers
@@ -48,7 +48,7 @@ def opened(made: Federation, aggregator: Aggregator, signed: bytes) -> list[byte
     """What the shuffler releases, sorted."""
     announced = Announced.of(FIRST, signed)
     batch = Question.check(aggregator.question(signed), made.peers).head.batch
-    rows = aggregator.shuffler.release(announced, batch)
+    rows, _ = aggregator.shuffler.release(announced, batch)
     return sorted(open_row(aggregator.opener, one, made.peers.federation, RUN, announced) for one in rows)
 
 
@@ -210,14 +210,6 @@ def test_requests_of_others_are_refused(made: Federation) -> None:
         members[0].send(b"damaged")
 
 
-def add(made: Federation, name: str) -> Path:
-    """One more client, as `ntkfl keys token` makes it."""
-    from ntkfl.services.setup import add_client
-
-    add_client(made.folder / "clients" / name, made.folder / "key-server", name)
-    return made.folder / "clients" / name
-
-
 def test_a_revoked_client_is_out_before_the_next_batch_opens(made: Federation) -> None:
     aggregator, members = begun(made)
     KeyServer(made.folder / "key-server").revoke("client-1")
@@ -233,39 +225,26 @@ def test_a_revoked_client_is_out_before_the_next_batch_opens(made: Federation) -
         aggregator.shuffler.publish(aggregator.head(BatchKey(2, 0)))
 
 
-def test_a_token_enrols_once(made: Federation) -> None:
-    folder = add(made, "client-7")
-    copy = made.folder / "clients" / "copy"
-    shutil.copytree(folder, copy)
-    first = Member(folder).identity
-    assert Member(folder).identity.issued == first.issued
-    with refusal("already-enrolled"):
-        Member(copy)
-    (copy / "token").write_text("client-7.guessed")
-    with refusal("bad-token"):
-        Member(copy)
-
-
 # -- Denial
 
 
 def test_callers_that_send_nothing_do_not_keep_others_out(made: Federation) -> None:
-    """Three hundred anonymous ones announce an enrolment and are silent; no common allowance is theirs to hold."""
+    """Three hundred anonymous ones announce a body and are silent; none of it is waited for."""
     import socket
     import ssl
     from urllib.parse import urlsplit
 
     context = ssl.create_default_context(cafile=str(made.folder / "shuffler" / "ca.pem"))
     at = urlsplit(made.peers.key_server.url)
-    request = b"POST /v1/enrol HTTP/1.1\r\nhost: x\r\ncontent-length: 2000\r\n\r\n{"
+    request = b"POST /v1/runs/run-1/secret HTTP/1.1\r\nhost: x\r\ncontent-length: 2000\r\n\r\n{"
     held = []
     try:
         for _ in range(300):
             plain = socket.create_connection((at.hostname, at.port), timeout=10)
             held.append(context.wrap_socket(plain, server_hostname=at.hostname))
             held[-1].sendall(request)
-        assert Member(add(made, "client-8")).identity.name == "client-8"
-        assert b" 408 " in held[0].recv(200)  # five seconds, and they are sent away
+        assert len(made.client("client-0").identity.run_secret(RUN).seed.reveal()) == 32
+        assert b" 401 " in held[0].recv(200)
     finally:
         for connection in held:
             connection.close()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from ntkfl.crypto.hpke import SEAL_BYTES, SigningKey
+from ntkfl.crypto.hpke import SEAL_BYTES
 from ntkfl.crypto.receipt import check_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import ConfigError, MessageError, Refused, TooFew, TrustError
@@ -33,7 +33,7 @@ from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import Head, Question
 from ntkfl.services.http_client import HttpClient
-from ntkfl.services.key_server.client import Identity
+from ntkfl.services.identity import Identity
 from ntkfl.services.peers import Peers
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.shuffler.client import ShufflerClient
@@ -70,7 +70,7 @@ class Shuffler:
 
     @cached_property
     def identity(self) -> Identity:
-        """This client's keys; enrolled with its token when first asked for."""
+        """This client's keys and credential."""
         return Identity(self.folder)
 
     @cached_property
@@ -97,7 +97,6 @@ class Shuffler:
         if batch.clients != agreed.clients or batch.min_clients < least:
             asks = f"asks {batch.clients} clients and is released with {batch.min_clients}"
             raise TrustError(f"the round {asks}; agreed are {agreed.clients} and {least}")
-        _ = self.identity  # enrolled before anything is computed
         return Message.decode(asked.message)
 
     def run_secret(self) -> RunSecret:
@@ -152,7 +151,7 @@ class FlowerShuffler(ShuffledTransport):
     ) -> None:
         self.peers, self.flower, self.terms = shuffler.peers, flower, terms
         super().__init__(task, method, self.peers.federation, run)
-        self.signer = SigningKey.load(shuffler.folder / "signing-key.pem")
+        self.signer = self.peers.load_key(shuffler.folder, "aggregator")
         self.shuffler = ShufflerClient(shuffler.folder, self.peers, self.signer, run)
         self.floor = self.peers.round.least
         self._key = BatchKey(0, 0)
@@ -212,8 +211,7 @@ class FlowerShuffler(ShuffledTransport):
             raise
         if key.exchange == 0:  # where a receipt was lost on its way, all are asked, and who did not answer is refused
             self._present = good if len(good) == status.clients else list(cohort)
-        rows = self.shuffler.release(announced, batch)
-        masks = self.shuffler.masks(announced, batch.numbers) if batch.numbers else b""
+        rows, masks = self.shuffler.release(announced, batch)
         self.shuffler.forget(key)
         return Mixed(rows, schema, announced, sum(map(len, rows)), masks)
 

@@ -14,11 +14,12 @@ from pydantic import Field, model_validator
 
 from ntkfl.atomic import write_atomically
 from ntkfl.crypto.credentials import NAME_PATTERN
+from ntkfl.crypto.hpke import SigningKey
 from ntkfl.errors import ConfigError
 from ntkfl.options import Options
 from ntkfl.safe_parse import read_toml
 
-FILE = "federation.toml"
+FILE, SIGNING_KEY = "federation.toml", "signing-key.pem"
 PROTOCOL = 4  # between the roles
 HEX_KEY = "^[0-9a-f]{64}$"
 
@@ -72,6 +73,13 @@ class Peers(Options):
 
     def write(self, folder: Path) -> None:
         write_atomically(folder / FILE, tomli_w.dumps(self.model_dump(mode="json")).encode())
+
+    def load_key(self, folder: Path, role: str) -> SigningKey:
+        """The role's private signing key, from its folder; `ConfigError` if it is another than all know."""
+        key = SigningKey.load(folder / SIGNING_KEY)
+        if key.public != self.key_of(role):
+            raise ConfigError(f"{folder / SIGNING_KEY} is not the key that {FILE} names")
+        return key
 
     def key_of(self, role: str) -> bytes:
         """The public signing key of "key_server", "shuffler" or "aggregator"."""

@@ -1,9 +1,9 @@
-"""The folders of a federation: keys, certificates and tokens, each role with just what it may hold.
+"""The folders of a federation: keys and certificates, each role with just what it may hold.
 
-DIR/key-server     federation.toml ca.pem tls.pem tls-key.pem signing-key.pem state.sqlite
-DIR/shuffler       federation.toml ca.pem tls.pem tls-key.pem signing-key.pem
+DIR/key-server     federation.toml ca.pem signing-key.pem tls.pem tls-key.pem master issued/ revoked/
+DIR/shuffler       federation.toml ca.pem signing-key.pem tls.pem tls-key.pem
 DIR/aggregator     federation.toml ca.pem signing-key.pem
-DIR/clients/NAME   federation.toml ca.pem token
+DIR/clients/NAME   federation.toml ca.pem signing-key.pem sealing-key.pem credential
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from pathlib import Path
 
 from ntkfl.atomic import write_private
 from ntkfl.crypto.certificates import CA, TLS_CERT, TLS_KEY, self_signed
-from ntkfl.crypto.hpke import SigningKey
+from ntkfl.crypto.hpke import SealingKey, SigningKey
 from ntkfl.errors import ConfigError
-from ntkfl.services.key_server.store import SIGNING_KEY, STATE, KeyServer
-from ntkfl.services.peers import AggregatorPeer, Peers, RoundTerms, ServicePeer
+from ntkfl.services.identity import Identity
+from ntkfl.services.key_server import KeyServer
+from ntkfl.services.peers import SIGNING_KEY, AggregatorPeer, Peers, RoundTerms, ServicePeer
 
 KEY_SERVER_PORT, SHUFFLER_PORT = 8441, 8442
 
@@ -53,19 +54,24 @@ def init(
     for role, (certificate, private) in made.items():
         (folder / role / TLS_CERT).write_bytes(certificate)
         write_private(folder / role / TLS_KEY, private)
-    KeyServer.create(folder / "key-server" / STATE)
+    KeyServer.create(folder / "key-server")
     _new_folder(folder / "clients")
-    for name, token in zip(clients, KeyServer(folder / "key-server").make_tokens(clients), strict=True):
-        _client_folder(folder / "clients" / name, peers, trusted, token)
+    for name in clients:
+        add_client(folder / "clients" / name, folder / "key-server", name)
     return peers
 
 
 def add_client(folder: Path, key_server: Path, name: str) -> None:
-    """A new folder for one more client: whom it trusts, copied from the key server's folder, and its token."""
-    if folder.exists():  # before a token is made that no client would get
+    """A new folder for one more client: its keys and credential, and whom it trusts, from the key server's folder.
+
+    The key server's operator makes it, who could sign for any client anyway, and sees every ρ.
+    """
+    server, sealing, signing = KeyServer(key_server), SealingKey.generate(), SigningKey.generate()
+    if folder.exists():  # before a credential is issued that no client would get
         raise ConfigError(f"{folder} is there already; give a new folder")
-    server = KeyServer(key_server)
-    _client_folder(folder, server.peers, (key_server / CA).read_bytes(), *server.make_tokens([name]))
+    issued = server.issue(name, sealing.public, signing.public)
+    _role_folder(folder, server.peers, (key_server / CA).read_bytes())
+    Identity.write(folder, sealing, signing, issued)
 
 
 def host_of(address: str) -> str:
@@ -77,11 +83,6 @@ def host_of(address: str) -> str:
         return str(ipaddress.IPv6Address(host[1:-1])) if host.startswith("[") else host
     except ValueError:
         raise ConfigError(f"a service's address is HOST:PORT, got {address!r}") from None
-
-
-def _client_folder(folder: Path, peers: Peers, ca: bytes, token: str) -> None:
-    _role_folder(folder, peers, ca)
-    write_private(folder / "token", token.encode() + b"\n")
 
 
 def _role_folder(folder: Path, peers: Peers, ca: bytes) -> None:

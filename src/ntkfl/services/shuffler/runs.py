@@ -11,6 +11,7 @@ from ntkfl.atomic import write_atomically
 from ntkfl.crypto.credentials import NAME_PATTERN
 from ntkfl.crypto.row_frames import BatchKey
 from ntkfl.errors import ConfigError, NTKFLError, Refused
+from ntkfl.safe_parse import parse_json
 from ntkfl.services.http_client import HttpClient
 from ntkfl.services.peers import Peers
 from ntkfl.services.shuffler.store import BatchStore
@@ -62,7 +63,7 @@ class Runs:
     def revoked(self) -> list[str]:
         """The clients that the key server has revoked by now. `Refused` while it does not say: then nothing opens."""
         try:
-            names = self._key_server.ask("GET", "/v1/revoked", most=_MOST_LIST).json()
+            names = parse_json(self._key_server.ask("GET", "/v1/revoked", most=_MOST_LIST).text)
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise ValueError("its answer is no list of names")
         except (NTKFLError, ValueError) as error:

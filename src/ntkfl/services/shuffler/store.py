@@ -153,11 +153,10 @@ class BatchStore:
 
         Asked again it gives the same rows in the same order, until `forget`.
         """
-        count, _ = self.permute(key)
-        return self.released(key, 0, count)
+        return self.released(key, 0, self.permute(key).rows or 0)
 
-    def permute(self, key: BatchKey) -> tuple[int, int]:
-        """Permute a ready batch and delete its senders: how many rows it has, and bytes of each."""
+    def permute(self, key: BatchKey) -> Record:
+        """Permute a ready batch and delete its senders: what is left of it. Harmless where that is done."""
         with self._transaction() as db:
             batch = Record.find(db, key)
             status = _status(db, batch)
@@ -166,10 +165,11 @@ class BatchStore:
             if status.state == "open":
                 need = f"at least {batch.min_clients}, and in a later exchange all of the first"
                 raise Refused("not-ready", f"{status.clients} clients have sent rows; release needs {need}")
-            if status.state == "released":
-                batch.find_released(db)
-                return int(status.rows or 0), batch.row_bytes
-            return self._permute(db, batch), batch.row_bytes
+            if status.state == "ready":
+                self._permute(db, batch)
+            batch = Record.find(db, key)
+            batch.find_released(db)
+            return batch
 
     def released(self, key: BatchKey, first: int, count: int) -> list[bytes]:
         """`count` rows of a released batch, from the permutation's position `first` on; `Refused` before and after."""
@@ -203,11 +203,6 @@ class BatchStore:
             Record.find(db, key).close(db, "cancelled", 0, None)
             _drop_released(db, key.number)
 
-    def announced(self, key: BatchKey) -> Announced:
-        """What was announced under the key; `Refused` if nothing was."""
-        with self._transaction() as db:
-            return Record.find(db, key).announced
-
     def submission_limit(self) -> int:
         """Bytes of the largest submission that an open or recent batch allows: a late client is to be told so."""
         with self._transaction() as db:
@@ -217,7 +212,7 @@ class BatchStore:
 
     # -- Inside a transaction
 
-    def _permute(self, db: sqlite3.Connection, batch: Record) -> int:
+    def _permute(self, db: sqlite3.Connection, batch: Record) -> None:
         """Rows are copied inside the file in a random order; they do not pass through this process's memory."""
         contents = batch.contents(db)
         if self._log and self._log.released.get(batch.number, contents) != contents:
@@ -235,7 +230,6 @@ class BatchStore:
         batch.close(db, "released", clients, len(order))
         if self._log and batch.number not in self._log.released:
             self._log.append(batch.number, contents)  # last: what follows is the commit
-        return len(order)
 
     def _compare(self, log: ReleaseLog) -> None:
         """`ConfigError` where the database does not know of a release that was made, or the log does not."""
