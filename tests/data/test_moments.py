@@ -70,7 +70,7 @@ def test_what_it_takes_counts_in_the_first_round() -> None:
     first, second = new.history
     numbers = torch.zeros(4, dtype=torch.float64)
     arrays = {"samples": torch.zeros((), dtype=torch.float64), "sums": numbers, "squares": numbers}
-    told = len(Message("update", 0, arrays).encode())
+    told = len(Message("sums", 0, arrays).encode())
     assert first["uplink"]["moments"] == 3 * told  # every client, whoever is asked first
     assert first["uplink_bytes"] == plain.history[0]["uplink_bytes"] + 3 * told
     assert first["downlink"]["moments"] > 3 * 2 * 8 * 4
@@ -79,7 +79,8 @@ def test_what_it_takes_counts_in_the_first_round() -> None:
     assert new.history[-1]["test_loss"] < plain.history[-1]["test_loss"]
 
 
-@pytest.mark.parametrize("method", [ntkfl.methods.SumNTKFL(secure_sum=True), ntkfl.methods.METHODS["dp-fedavg"]()])
-def test_methods_that_hide_clients_refuse_it(method: ntkfl.methods.Method) -> None:
-    with pytest.raises(NTKFLError, match="this method would hide"):
-        ntkfl.train(nn.Linear(4, 2), sites().standardized(), method, rounds=1, callbacks=[])
+@pytest.mark.parametrize(("name", "masked"), [("sum-ntk-fl", True), ("dp-fedavg", False)])
+def test_settings_that_hide_clients_refuse_it(name: str, masked: bool) -> None:
+    method, privacy = ntkfl.methods.METHODS[name](), ntkfl.methods.Privacy(secure_sum=masked)
+    with pytest.raises(NTKFLError, match="these settings would hide"):
+        ntkfl.train(nn.Linear(4, 2), sites().standardized(), method, rounds=1, callbacks=[], privacy=privacy)

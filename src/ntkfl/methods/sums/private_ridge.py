@@ -27,6 +27,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ntkfl.errors import ConfigError
 from ntkfl.methods.base import Outcome, Round
 from ntkfl.methods.replies import WEIGHTS, Reply
 from ntkfl.methods.sums.last_layer import head_inputs, last_layer
@@ -71,6 +72,11 @@ class PrivateRidge(NoisySums):
     def first_share(self) -> float:
         return self.gram_share
 
+    def check_privacy(self, privacy: Privacy) -> None:
+        super().check_privacy(privacy)
+        if privacy.epsilon is not None and privacy.budget_rounds > 1:  # G's share of the budget is spent at once
+            raise ConfigError(f"{self.name} spends ε in one round: budget_rounds = 1, not {privacy.budget_rounds}")
+
     def limit(self, privacy: Privacy, name: str) -> float:
         """One sample's number is at most 1, √2 beside the diagonal of G."""
         return min(math.sqrt(2) * self.grains * privacy.sum_samples, LARGEST)
@@ -106,7 +112,8 @@ class PrivateRidge(NoisySums):
         model = task.at(question.take(WEIGHTS, tuple(task.like.shape), task.like))
         p, targets = _size(task), task.training_targets(client.y).double()
         gram, cross = targets.new_zeros(p, p), targets.new_zeros(p, targets.shape[1])
-        for rows, features in head_inputs(model, task.outputs, client.x):
+        most = 1 if task.one_by_one else 4096
+        for rows, features in head_inputs(model, task.outputs, client.x, most):
             a = torch.cat([features.double(), targets.new_ones(len(features), 1)], dim=1)
             a, t = _at_most_one(a / self._clip(p)), _at_most_one(targets[rows])
             gram += a.mT @ a
