@@ -86,6 +86,10 @@ class KeyServer:
         except OSError as error:
             raise Refused("storage", f"the revoked clients cannot be read: {error.strerror}") from None
 
+    def check(self) -> None:
+        """`Refused` while the state cannot be read."""
+        self.revoked()
+
     def run_secret(self, credential: Credential, run: str) -> dict[str, str]:
         """The run's ρ, sealed to the credential's holder, who must have been authenticated."""
         if not re.fullmatch(NAME_PATTERN, run):
@@ -140,4 +144,4 @@ def key_server_app(server: KeyServer) -> Starlette:
         return JSONResponse(await run_in_threadpool(server.revoked))
 
     routes = [Route("/v1/runs/{run}/secret", run_secret, methods=["POST"]), Route("/v1/revoked", revoked)]
-    return service_app("key-server", routes, lambda: [*server.revoked()])
+    return service_app("key-server", routes, server.check)

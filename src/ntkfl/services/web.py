@@ -40,7 +40,7 @@ RECEIVE_S = 60.0  # for one body to arrive
 RETRY_AFTER_S = 1  # until a caller that gets a 503 may ask again
 _STATUS = {  # of a refusal; 409 of all others, as what was asked for does not fit what is there
     **dict.fromkeys(("unauthenticated", "unsigned"), 401),
-    **dict.fromkeys(("bad-token", "not-aggregator", "not-client", "revoked", "unknown-client"), 403),
+    **dict.fromkeys(("not-aggregator", "not-client", "revoked"), 403),
     **dict.fromkeys(("unknown-batch", "unknown-run"), 404),
     "too-slow": 408,
     "no-length": 411,

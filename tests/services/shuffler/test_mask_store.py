@@ -19,7 +19,7 @@ from tests.services.shuffler.batches import DIGEST, KEY, NAMES, batch, on_disk, 
 
 NUMBERS = 5
 ROW_BYTES = 4 * NUMBERS + 48
-SIZES: dict[str, object] = {"max_rows": 1, "row_bytes": ROW_BYTES, "numbers": NUMBERS}
+SIZES = {"max_rows": 1, "row_bytes": ROW_BYTES, "numbers": NUMBERS}
 SEEDS = {name: bytes([i + 1]) * 32 for i, name in enumerate(NAMES)}
 
 
@@ -27,9 +27,9 @@ def row_of(client: str) -> bytes:
     return client.encode().ljust(ROW_BYTES, b".")
 
 
-def opened(path: Path | None = None, key: BatchKey = KEY, **terms: object) -> BatchStore:
+def opened(path: Path | None = None, key: BatchKey = KEY, **terms: int) -> BatchStore:
     shuffler = BatchStore(path)
-    shuffler.open(batch(key, **SIZES | terms), DIGEST)
+    shuffler.open(batch(key, **(SIZES | terms)), DIGEST)
     return shuffler
 
 
@@ -39,11 +39,11 @@ def submit(shuffler: BatchStore, *clients: str, key: BatchKey = KEY) -> None:
 
 
 def masks(shuffler: BatchStore, key: BatchKey = KEY) -> list[int]:
-    return unpack_words(shuffler.masks(key), NUMBERS).tolist()
+    return [int(word) for word in unpack_words(shuffler.masks(key), NUMBERS)]
 
 
 def expected(*clients: str, key: BatchKey = KEY) -> list[int]:
-    return sum_masks([SEEDS[client] for client in clients], said(key), NUMBERS).tolist()
+    return [int(word) for word in sum_masks([SEEDS[client] for client in clients], said(key), NUMBERS)]
 
 
 def test_the_masks_are_those_of_exactly_the_released_clients() -> None:

@@ -26,7 +26,7 @@ def test_the_aggregator_cannot_ask_for_smaller_crowds_than_the_operator_allows()
 @pytest.mark.parametrize("terms", [{"clients": 1}, {"max_rows": 0}, {"row_bytes": 0}, {"min_clients": 5}])
 def test_terms_that_make_no_batch_are_refused(terms: dict[str, int]) -> None:
     with refusal("terms"):
-        BatchStore().open(batch(**terms), DIGEST)
+        BatchStore().open(batch(KEY, **terms), DIGEST)
 
 
 def test_no_more_clients_answer_than_were_asked() -> None:

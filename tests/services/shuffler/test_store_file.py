@@ -59,7 +59,9 @@ def rank_correlation(first: list[bytes], second: list[bytes]) -> float:
     pairs = [(rank[row], i) for i, row in enumerate(second)]
     n, a, b = len(pairs), *(sum(column) / len(pairs) for column in zip(*pairs, strict=True))
     covariance = sum((x - a) * (y - b) for x, y in pairs) / n
-    return abs(covariance) / ((sum((x - a) ** 2 for x, _ in pairs) * sum((y - b) ** 2 for _, y in pairs)) ** 0.5 / n)
+    return float(
+        abs(covariance) * n / (sum((x - a) ** 2 for x, _ in pairs) * sum((y - b) ** 2 for _, y in pairs)) ** 0.5
+    )
 
 
 def test_cancelling_deletes_rows_and_names(tmp_path: Path) -> None:
