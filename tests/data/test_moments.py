@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -79,7 +81,8 @@ def test_what_it_takes_counts_in_the_first_round() -> None:
     assert new.history[-1]["test_loss"] < plain.history[-1]["test_loss"]
 
 
-@pytest.mark.parametrize("method", [ntkfl.methods.SumNTKFL(secure_sum=True), ntkfl.methods.METHODS["dp-fedavg"]()])
-def test_methods_that_hide_clients_refuse_it(method: ntkfl.methods.Method) -> None:
-    with pytest.raises(NTKFLError, match="this method would hide"):
-        ntkfl.train(nn.Linear(4, 2), sites().standardized(), method, rounds=1, callbacks=[])
+@pytest.mark.parametrize(("method", "privacy"), [("sum-ntk-fl", {"secure_sum": True}), ("dp-fedavg", {})])
+def test_methods_that_hide_clients_refuse_it(method: str, privacy: dict[str, Any]) -> None:
+    how, chosen = ntkfl.methods.Privacy(**privacy), ntkfl.methods.METHODS[method]()
+    with pytest.raises(NTKFLError, match="these settings would hide"):
+        ntkfl.train(nn.Linear(4, 2), sites().standardized(), chosen, rounds=1, privacy=how, callbacks=[])
