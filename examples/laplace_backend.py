@@ -13,22 +13,20 @@ class TangentGGN(GGNInterface):  # type: ignore[misc]
     """The Gauss–Newton matrix Jᵀ Λ J with J from `ntkfl.jacobian`: Laplace(..., backend=TangentGGN)."""
 
     def jacobians(self, x: Tensor, enable_backprop: bool = False) -> tuple[Tensor, Tensor]:
-        """J [N, d2, d] and f [N, d2]."""
+        """J [N, d2, d] and f [N, d2], with `enable_backprop` to be differentiated in x and the weights."""
         return self._of(self.model, x, enable_backprop)
 
     def last_layer_jacobians(self, x: Tensor, enable_backprop: bool = False) -> tuple[Tensor, Tensor]:
         """The same for the last layer's weights, whose inputs are the features of x."""
-        with torch.no_grad():
+        with torch.set_grad_enabled(enable_backprop):
             _, features = self.model.forward_with_features(x)
         return self._of(self.model.last_layer, features, enable_backprop)
 
     def _of(self, model: nn.Module, x: Tensor, enable_backprop: bool) -> tuple[Tensor, Tensor]:
-        if enable_backprop:
-            raise NotImplementedError("these Jacobians are values: they have no gradient with respect to x")
-        J = ntkfl.jacobian(model, x).dense()
+        J = ntkfl.jacobian(model, x, create_graph=enable_backprop).dense()
         if self.subnetwork_indices is not None:
             J = J[:, :, self.subnetwork_indices]
-        with torch.no_grad():
+        with torch.set_grad_enabled(enable_backprop):
             return J, model(x)
 
 

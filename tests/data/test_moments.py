@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -72,7 +70,7 @@ def test_what_it_takes_counts_in_the_first_round() -> None:
     first, second = new.history
     numbers = torch.zeros(4, dtype=torch.float64)
     arrays = {"samples": torch.zeros((), dtype=torch.float64), "sums": numbers, "squares": numbers}
-    told = len(Message("update", 0, arrays).encode())
+    told = len(Message("sums", 0, arrays).encode())
     assert first["uplink"]["moments"] == 3 * told  # every client, whoever is asked first
     assert first["uplink_bytes"] == plain.history[0]["uplink_bytes"] + 3 * told
     assert first["downlink"]["moments"] > 3 * 2 * 8 * 4
@@ -81,8 +79,8 @@ def test_what_it_takes_counts_in_the_first_round() -> None:
     assert new.history[-1]["test_loss"] < plain.history[-1]["test_loss"]
 
 
-@pytest.mark.parametrize(("method", "privacy"), [("sum-ntk-fl", {"secure_sum": True}), ("dp-fedavg", {})])
-def test_methods_that_hide_clients_refuse_it(method: str, privacy: dict[str, Any]) -> None:
-    how, chosen = ntkfl.methods.Privacy(**privacy), ntkfl.methods.METHODS[method]()
+@pytest.mark.parametrize(("name", "masked"), [("sum-ntk-fl", True), ("dp-fedavg", False)])
+def test_settings_that_hide_clients_refuse_it(name: str, masked: bool) -> None:
+    method, privacy = ntkfl.methods.METHODS[name](), ntkfl.methods.Privacy(secure_sum=masked)
     with pytest.raises(NTKFLError, match="these settings would hide"):
-        ntkfl.train(nn.Linear(4, 2), sites().standardized(), chosen, rounds=1, privacy=how, callbacks=[])
+        ntkfl.train(nn.Linear(4, 2), sites().standardized(), method, rounds=1, callbacks=[], privacy=privacy)

@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 import click
 import pytest
-from ntkfl.privacy.policy import Policy
-from typer.testing import CliRunner
 
-from ntkfl.cli import app, verbs
+from ntkfl.cli import verbs
 from ntkfl.compare.spec import Comparison
 from ntkfl.federation.config import RunConfig
+from ntkfl.federation.policy import Policy
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -139,21 +138,3 @@ def test_python_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert (tmp_path / "report.html").exists()
 
 
-def test_an_exported_model_is_loaded_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("cryptography", reason="needs the extra services")
-    monkeypatch.chdir(tmp_path)
-
-    def ntkfl(*words: str) -> str:
-        outcome = CliRunner().invoke(app, words)
-        assert outcome.exit_code == 0, f"{outcome.output} {outcome.exception}"
-        return outcome.output
-
-    small = "--dataset digits --clients 8 --clients-per-round 2 --set hidden=[4] --rounds 1 --method cp-ntk-fl"
-    ntkfl("train", *small.split(), "--set", "projected_dim=16", "--set", "steps=[50,200]", "--out", "runs/demo")
-    public = re.search(r"[0-9a-f]{64}", ntkfl("keys", "new", "reader.pem"))
-    assert public is not None
-    ntkfl("export", "runs/demo", "--out", "model", "--to", f"reader={public[0]}")
-    (block,) = (b for b in BLOCKS if b.page == "deploy.md" and b.language == "python")
-    names: dict[str, object] = {}
-    exec(compile(block.text, "deploy.md", "exec"), names)
-    assert callable(names["model"])

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,8 @@ def test_a_head_is_refit_in_one_round(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_three_machines_from_nothing_in_twelve_commands(tmp_path: Path) -> None:
     """As the page says, in one shell: TLS, registered keys, two runs, and every process still there at the end."""
+    if version("flwr").startswith(("1.38.", "1.39.")):
+        pytest.skip("SuperNodes have a port of their own before Flower 1.40: the commands are those of newer ones")
     section = PAGE.split("## Three machines\n")[1].split("\n## ")[0]
     blocks = re.findall(r"^```console\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
     commands = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]

@@ -105,6 +105,14 @@ def test_a_client_that_has_something_to_learn_among_those_that_have_not_is_hones
     assert not sent.filtered(**tiny).rejected
 
 
+def test_statistics_that_the_network_has_not_are_refused() -> None:
+    """They would become part of the model that is averaged and saved."""
+    sent = Sent(METHODS["fedavg"](local_steps=1))
+    sent.messages = [changed(message, statistics=torch.ones(3)) for message in sent.messages]
+    kept = sent.filtered()
+    assert (kept.replies, kept.rejected) == ([], Counter({"malformed": 5}))
+
+
 def test_replies_of_another_round_or_kind_are_left_out() -> None:
     sent = Sent(NTKFL())
     late = dataclasses.replace(sent.messages[1], round=2)

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from ntkfl import jacobian, models
 from ntkfl.errors import ModelError
-from ntkfl.methods import METHODS, ClientRound, Task
+from ntkfl.methods import METHODS, ClientRound, Privacy, Task
+from ntkfl.methods.base import adds_noise
 from ntkfl.methods.batchnorm import statistics
+from ntkfl.methods.combinations import settle
 from ntkfl.models.backbone import Adapted
 from ntkfl.models.lora import is_adapter
 from ntkfl.privacy.randomness import Randomness
@@ -129,20 +131,21 @@ def test_every_method_trains_what_trains(name: str, what: str) -> None:
         small = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 8))
         patterns = ["head"] if what == "head" else ["head", "4"]
         model = models.head(small, OUTPUTS, inputs=(1, 4, 4), trainable=patterns)
-    if name in ("sum-ridge", "private-ridge") and what != "head":
+    if name in ("sum-ridge", "private-ridge", "sum-ntk-head") and what != "head":
         pytest.skip("not linear in what trains: refused, see test_sum_ridge.py")
     clients = []
     for i in range(3):
         y = torch.arange(12) % OUTPUTS
         x = torch.randn(12, 1, 4, 4) + y.view(-1, 1, 1, 1)
         clients.append(ClientRound(i, x, y, Randomness.simulated(i)))
-    task = Task(model, OUTPUTS, "ce", shared=(clients[0].x[:4], clients[0].y[:4]), total_clients=3)
-    more: dict[str, object] = {"local_steps": 8} if METHODS[name].trains_locally else {}
+    method = METHODS[name](**({"local_steps": 8} if "local_steps" in METHODS[name].model_fields else {}))
+    settings = {"epsilon": None, "budget_rounds": 2} if adds_noise(method) else {}  # of so few noise leaves nothing
     if name == "cp-ntk-fl":
-        more["sparsity"] = 0.3  # its default keeps one value of these few
-    if name in ("private-sums", "private-ridge", "dp-fedavg"):
-        more["epsilon"] = None  # of so few samples noise leaves nothing
-    method = METHODS[name](**more)
+        settings = {"sparsity": 0.3, "shuffle": False}  # its default keeps one value of these few
+    privacy, _ = settle(method, Privacy(**settings))
+    shared = clients[0].x[:4], clients[0].y[:4]
+    task = Task(model, OUTPUTS, "ce", shared=shared, total_clients=3, privacy=privacy)
+    task.example = torch.zeros(1, 1, 4, 4), torch.zeros(1, dtype=torch.int64)
     state = method.start(task, task.like)
     frozen = {n: p.clone() for n, p in task.model.named_parameters() if not p.requires_grad}
     assert len(state["weights"]) == sum(p.numel() for p in trainable(model).values())

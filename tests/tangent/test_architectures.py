@@ -100,33 +100,8 @@ def test_every_used_parameter_is_in_one_block(name: str) -> None:
     assert not truth[..., times == 0].any()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_an_accelerator_gives_the_same(name: str) -> None:
-    model, x = build(name)
-    _, _, truth = case(name)
-    J = ntkfl.jacobian(model.cuda(), x.cuda())
-    R = torch.randn(J.shape[:2], dtype=torch.float64)
-    H = torch.einsum("ajd,bjd->ab", truth, truth) / J.shape[1]
-    for ours, expected in [
-        (J.dense(), truth),
-        (J.kernel(), H),
-        (J.product(R.cuda()), torch.einsum("njd,mkd,mk->nj", truth, truth, R)),
-        (J.vjp(R.cuda()), torch.einsum("njd,nj->d", truth, R)),
-        (J.jvp(truth[0, 0].cuda()), truth @ truth[0, 0]),
-    ]:
-        assert (ours.cpu() - expected).abs().max() <= EXACT * max(1.0, float(expected.abs().max()))
-
-
 @pytest.mark.parametrize("name", sorted(UNKNOWN))
 def test_factored_names_what_it_does_not_know(name: str) -> None:
     model, x, _ = case(name)
     with pytest.raises(ntkfl.errors.ModelError, match="no factored form is known for"):
         ntkfl.jacobian(model, x, form="factored")
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_auto_is_never_larger_than_dense_or_factored(name: str) -> None:
-    model, x, _ = case(name)
-    sizes = {form: plan_jacobian(model, x, form=form).stored for form in (*forms(name), "dense")}
-    assert sizes["auto"] == min(sizes.values())

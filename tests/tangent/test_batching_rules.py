@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import ntkfl
-from ntkfl.tangent import dense
 
 EXACT = 1e-12  # float64, a few layers of numbers of order one
 
@@ -88,49 +87,3 @@ def test_equals_autograd_where_samples_are_as_many_as_outputs(name: str, form: s
 def test_prelu_at_other_sizes_and_in_chunks(N: int, d2: int, chunk: int, form: str) -> None:
     model, x = network("PReLU per channel, 2-d", N, d2)
     assert (ntkfl.jacobian(model, x, form=form, chunk=chunk).dense() - autograd(model, x)).abs().max() < EXACT
-
-
-def test_prelu_needs_no_pass_per_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outputs one after the other are enough: N·d2 backward passes would take minutes for a real client."""
-
-    def refuse(*_: object) -> dict[str, Tensor]:
-        raise AssertionError("a backward pass for every output of every sample")
-
-    monkeypatch.setattr(dense, "one_at_a_time", refuse)
-    for N in (3, 5):
-        model, x = network("PReLU per channel, 2-d", N, 3)
-        ntkfl.jacobian(model, x)
-
-
-def test_samples_that_do_depend_on_each_other_are_still_refused() -> None:
-    class Coupled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.slope = nn.PReLU(4)
-            self.out = nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            h: Tensor = self.out(self.slope(x))
-            return h - h.mean(0) if len(h) > 1 else h
-
-    with pytest.raises(ntkfl.NTKFLError, match="depends on the other samples"):
-        ntkfl.jacobian(Coupled(), torch.randn(2, 4))
-
-
-def test_pulling_back_gives_the_bits_of_autograd() -> None:
-    """Also through `vmap`, for an input that is the output itself, and for one that is not used."""
-    with torch.no_grad():  # as whoever calls it may have it
-        w, unused = torch.randn(5, 3, requires_grad=True), torch.randn(2, requires_grad=True)
-        with torch.enable_grad():
-            hidden = torch.randn(4, 5) @ w
-            f = hidden.tanh() * 3
-        inputs, seeds = [f, hidden, w, unused], torch.randn(6, 4, 3)
-
-        def ours(R: Tensor) -> tuple[Tensor, ...]:
-            return dense.pull_back(f, inputs, R, retain_graph=True)
-
-        def plain(R: Tensor) -> tuple[Tensor, ...]:
-            return torch.autograd.grad(f, inputs, R, retain_graph=True, materialize_grads=True)
-
-        for one, other in ((ours(seeds[0]), plain(seeds[0])), (torch.vmap(ours)(seeds), torch.vmap(plain)(seeds))):
-            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

@@ -131,12 +131,6 @@ def test_moments_of_inputs_have_norm_one_per_sample(name: str) -> None:
         assert torch.allclose(found, rows.T @ rows)
 
 
-def test_large_layers_have_no_moments() -> None:
-    model = NETWORKS["mlp"][0]().double()
-    x, _ = data((5,), "mlp")
-    assert input_moments(model, x, plan_jacobian(model, x), largest=5) == {}
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
 def test_a_sample_beyond_what_numbers_can_hold_adds_nothing(bad: float) -> None:
     """At extreme weights some samples overflow: they may not take the others, or the bound, with them, nor show."""
@@ -174,20 +168,6 @@ def test_weights_that_let_positions_cancel_get_no_more_than_a_clip_from_a_record
             hidden.weight[0, 0], hidden.weight[0, 1] = M * (1 + 2**-13), -M
             found = clipped_gradient(model, x, Y, "ce", plan, 1.0, {})
             assert 0.9 < float(found.norm()) <= 1.001
-
-
-@pytest.mark.parametrize("name", ["tokens", "convolution"])
-def test_rows_that_are_formed_are_those_of_each_sample(name: str) -> None:
-    """Equal tokens of a sample, several groups, a bias, one sample at a time of a block that is too large for more."""
-    build, shape = NETWORKS[name]
-    model = build().double()
-    x, Y = data(shape, name)
-    plan, rows = plan_jacobian(model, x), each(model, x, Y)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ntkfl.tangent.clipping.numbers_at_once", lambda x: 1)
-        found = clipped_gradient(model, x, Y, "ce", plan, 0.1, {})
-    expected = (rows * (0.1 / rows.norm(dim=1).clamp_min(0.1)).unsqueeze(1)).sum(0)
-    assert torch.allclose(found, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_a_whitened_layer_at_several_positions_is_clipped_in_its_own_weights() -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ntkfl.errors import ConfigError
 from ntkfl.tangent import Flow, Sums, curvature, curvature_sums, plan_jacobian
-from ntkfl.tangent.constant_inputs import constant_inputs
 from ntkfl.tangent.curvature import step_curvature
 from ntkfl.tangent.losses import AnyLoss, find_loss, targets
 from ntkfl.tangent.sums import SKETCH, Factor, Shaped, probe_matrix, sketch_rank
@@ -275,7 +275,7 @@ def test_however_samples_are_dealt(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_inputs_that_no_weight_is_before() -> None:
     def constant(model: nn.Module, x: Tensor) -> set[int]:
-        return constant_inputs(model, x, plan_jacobian(model, x))
+        return {part.weight.start for part in plan_jacobian(model, x).parts if part.weight and part.constant}
 
     x = torch.randn(3, 4, dtype=torch.float64)
     model = mlp(4, 6, 5, 3)
@@ -289,3 +289,52 @@ def test_inputs_that_no_weight_is_before() -> None:
     model = mlp(4, 6, 3)
     left_out = sums(model, x, made_up(model, x), constant=False)
     assert [shaped.inputs is None for shaped in left_out.layers()] == [True, False]
+
+
+class TestMonteCarlo:
+    """One draw of a label a sample: each factor of outputs has the exact one as its mean."""
+
+    def drawn(self, name: str, loss: str, draws: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The exact sums and `draws` of the drawn ones, [draws, ...] each."""
+        torch.manual_seed(0)
+        model, x = {**NETWORKS, "sequence": build("sequence")}[name]
+        Y, generator = made_up(model, x, loss), torch.Generator().manual_seed(1)
+        many = [sums(model, x, Y, loss, fisher="mc", generator=generator).arrays for _ in range(draws)]
+        return sums(model, x, Y, loss).arrays, {key: torch.stack([one[key] for one in many]) for key in many[0]}
+
+    @pytest.mark.parametrize("loss", ["ce", "mse"])
+    @pytest.mark.parametrize("name", ["perceptron", "sequence"])
+    def test_the_mean_of_many_draws_is_the_exact_factor(self, name: str, loss: str) -> None:
+        """A z-test of every number's mean; with power, for it refuses factors that are wrong by a fifth."""
+        draws = 200
+        exact, many = self.drawn(name, loss, draws)
+        scores, wrong = [], []
+        for key, values in many.items():
+            spread = values.std(0)
+            certain = spread <= 1e-12 * values.abs().amax()  # what no draw changes: the gradient, constant inputs
+            assert (values[0] - exact[key])[certain].abs().sum() < 1e-9
+            error = (spread / draws**0.5)[~certain]
+            scores.append(((values.mean(0) - exact[key])[~certain] / error).flatten())
+            wrong.append(((values.mean(0) - 1.2 * exact[key])[~certain] / error).flatten())
+        z, z_wrong = torch.cat(scores), torch.cat(wrong)
+        assert len(z) > 20
+        assert z.abs().max() < 5  # of some hundred numbers, normal to good approximation
+        assert z_wrong.abs().max() > 5
+
+    def test_draws_follow_their_generator(self) -> None:
+        model, x = NETWORKS["perceptron"]
+        Y = made_up(model, x)
+        one, same, other = (
+            sums(model, x, Y, fisher="mc", generator=torch.Generator().manual_seed(seed)).arrays for seed in (1, 1, 2)
+        )
+        assert all(torch.equal(one[key], same[key]) for key in one)
+        assert any(not torch.equal(one[key], other[key]) for key in one)
+        assert torch.equal(one["gradient"], other["gradient"])
+
+    def test_a_fisher_that_is_none(self) -> None:
+        model, x = NETWORKS["perceptron"]
+        with pytest.raises(ConfigError, match="unknown fisher 'exakt': did you mean 'exact'"):
+            sums(model, x, made_up(model, x), fisher="exakt")
+
+
+NETWORKS = {"perceptron": (mlp(4, 6, 3), torch.randn(8, 4, dtype=torch.float64))}

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from ntkfl.tangent import gemm
-from ntkfl.tangent.linear_product import linear_product
 
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
 BOTH = pytest.mark.parametrize(
@@ -38,37 +37,6 @@ def test_a_product_is_as_exact_as_its_sums(
     across = a.T.contiguous().T  # columns are contiguous, rows are not
     assert off(gemm.times_transposed(across, b), a, b) < 1
     assert off(gemm.times_transposed(a[M // 2 :], b[:1]), a[M // 2 :], b[:1]) < 1
-
-
-@BOTH
-def test_products_of_nothing(onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm, "by_onednn", lambda: onednn)
-    assert gemm.times_transposed(torch.zeros(0, 3), torch.zeros(2, 3)).shape == (0, 2)
-    assert torch.equal(gemm.times_transposed(torch.zeros(2, 0), torch.zeros(3, 0)), torch.zeros(2, 3))
-
-
-@BOTH
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_layers_kernel_product_is_that_of_float64(bias: bool, onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its error is that of two sums, over samples and over inputs, relative to the sums' sizes."""
-    monkeypatch.setattr(gemm, "by_onednn", lambda: onednn)
-    torch.manual_seed(0)
-    N, n_in, d2, n_out = 300, 20, 3, 8
-    a, R = torch.rand(N, n_in), torch.rand(N, d2)  # all positive: sums are as large as their sizes
-    g = torch.rand(d2, n_out) * torch.rand(N, 1, n_out)
-    Z = torch.cat([a, torch.ones(N, int(bias))], dim=1).double()
-    rows = torch.einsum("ncj,ni->ncji", g.double(), Z).reshape(N * d2, -1)
-    exact = (rows @ (rows.T @ R.double().reshape(-1))).view(N, d2)
-    found = linear_product(a, g, bias)(R)
-    terms = N + n_in + d2 + n_out + 8  # of the sums, and the roundings of M and s
-    assert ((found - exact).abs() / exact).max() < terms * torch.finfo(torch.float32).eps
-
-
-@BOTH
-def test_only_float32_goes_through_onednn(onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm, "by_onednn", lambda: onednn)
-    assert gemm.is_fast(torch.zeros(2, 2)) == onednn
-    assert not gemm.is_fast(torch.zeros(2, 2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(

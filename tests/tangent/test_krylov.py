@@ -75,14 +75,6 @@ def test_float32_reaches_the_same_limit(kind: str) -> None:
         assert (e.delta(i).double() - truth).norm() < 1e-3 * truth.norm()
 
 
-def test_a_short_time_needs_few_products() -> None:
-    J, f0, y = problem("well posed", N=200)
-    e = ntkfl.evolve(J, f0, y, lr=1.0, steps=[1.0, 10.0], loss="mse")
-    assert e.statistics.evaluations < 40 < f0.numel()
-    truth = exact(J, f0, y, 1.0, 10.0)
-    assert (e.delta(1) - truth).norm() < 1e-4 * truth.norm()
-
-
 def test_a_space_that_would_grow_too_large_is_integrated(monkeypatch: pytest.MonkeyPatch) -> None:
     J, f0, y = problem("well posed")
     monkeypatch.setattr(krylov, "MOST_PRODUCTS", 4)
@@ -101,11 +93,3 @@ def test_a_residual_in_the_null_space_is_kept_while_it_is_harmless() -> None:
     assert (e.residuals[0] - 9 * y).abs().max() < 1e-12
     assert e.deltas().abs().max() < 1e-12
     assert e.outputs.abs().max() < 1e-12
-
-
-def test_a_space_larger_than_its_first_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    J, f0, y = problem("well posed")
-    at_once = ntkfl.evolve(J, f0, y, lr=1.0, steps=TIMES, loss="mse")
-    monkeypatch.setattr(krylov, "FIRST_ROWS", 2)
-    grown = ntkfl.evolve(J, f0, y, lr=1.0, steps=TIMES, loss="mse")
-    assert (grown.residuals - at_once.residuals).norm() < 1e-8 * at_once.residuals.norm()  # sums in another order

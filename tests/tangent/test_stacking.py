@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import weakref
 
-import pytest
 import torch
 from torch import nn
 
 import ntkfl
-from ntkfl.tangent import Stack, evolution, plan_jacobian
+from ntkfl.tangent import Stack, plan_jacobian
 
 
 def net() -> tuple[nn.Module, torch.Tensor]:
@@ -42,28 +41,6 @@ def test_a_stack_equals_the_whole_and_holds_no_piece() -> None:
         assert (ours - expected).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("rows", [3, 11, 12, 40])
-@pytest.mark.parametrize("bias", [True, False])
-def test_products_through_weights_and_through_pairs_of_rows_agree(rows: int, bias: bool) -> None:
-    """A layer of 6 inputs goes through pairs of rows below 12 rows."""
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(6, 5, bias=bias), nn.ReLU(), nn.Linear(5, 3)).double()
-    J = ntkfl.jacobian(model, torch.randn(rows, 6, dtype=torch.float64))
-    R = torch.randn(rows, 3, dtype=torch.float64)
-    dense = J.dense().flatten(0, 1)
-    assert (J.product(R) - (dense @ (R.flatten() @ dense)).view(rows, 3)).abs().max() < 1e-11
-
-
-@pytest.mark.parametrize("rows", [3, 40])
-def test_a_hidden_layer_as_wide_as_the_output_is_not_taken_for_the_last(rows: int) -> None:
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 3)).double()
-    J = ntkfl.jacobian(model, torch.randn(rows, 6, dtype=torch.float64))
-    R = torch.randn(rows, 3, dtype=torch.float64)
-    dense = J.dense().flatten(0, 1)
-    assert (J.product(R) - (dense @ (R.flatten() @ dense)).view(rows, 3)).abs().max() < 1e-11
-
-
 def test_a_plan_serves_other_weights_and_rows() -> None:
     model, x = net()
     plan = plan_jacobian(model, x[:2])
@@ -71,19 +48,3 @@ def test_a_plan_serves_other_weights_and_rows() -> None:
         for p in model.parameters():
             p.normal_()
     assert torch.equal(ntkfl.jacobian(model, x, plan=plan).dense(), ntkfl.jacobian(model, x).dense())
-
-
-def test_products_with_a_kernel_too_large_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """700 rows are two blocks a side: H R by blocks, and both losses' flows with no kernel kept."""
-    torch.manual_seed(2)
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    x = torch.randn(700, 6, dtype=torch.float64)
-    J, f0, y = ntkfl.jacobian(model, x), model(x).detach(), torch.randint(3, (700,))
-    R = torch.randn(700, 3, dtype=torch.float64)
-    assert (J.kernel_product(R) - J.kernel() @ R).abs().max() < 1e-9
-    kept = {loss: ntkfl.evolve(J, f0, y, 0.1, [10, 50], loss, "trace", rtol=1e-6) for loss in ("ce", "mse")}
-    monkeypatch.setattr(evolution, "KERNEL_BYTES", 700 * 700 * 8 - 1)
-    monkeypatch.setattr(type(J), "kernel", None)  # whoever makes it whole fails
-    for loss, whole in kept.items():
-        blocks = ntkfl.evolve(J, f0, y, 0.1, [10, 50], loss, "trace", rtol=1e-6)
-        assert (blocks.residuals - whole.residuals).norm() < 1e-4 * whole.residuals.norm()

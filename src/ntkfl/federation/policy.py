@@ -25,7 +25,8 @@ from pydantic import Field, model_validator
 from ntkfl.errors import ConfigError, MessageError, Refused
 from ntkfl.federation.config import build_method, describe_method
 from ntkfl.methods import Method
-from ntkfl.methods.base import adds_noise, kinds_of
+from ntkfl.methods.averaging.centralized import Samples
+from ntkfl.methods.base import adds_noise
 from ntkfl.methods.combinations import settle
 from ntkfl.methods.sums.noisy_sums import NoisySums
 from ntkfl.options import Options
@@ -39,7 +40,9 @@ SENT = {
     "rows": "rows of samples (Jacobian, output, label)",
     "updates": "changes of weights after local training",
     "sums": "sums over samples",
+    "samples": "samples themselves",
 }
+_WORDS = {"update": "updates"}  # kinds of reply that a policy calls otherwise
 FLOWER = "flower"  # in `methods`: an ordinary Flower app, whose replies `ntkfl.flower.guard` checks
 ENVIRONMENT, FOLDER = "NTKFL_POLICY", "ledger"
 _DIGEST = "^(sha256:[0-9a-f]{64})?$"
@@ -111,9 +114,9 @@ class Agreed(NamedTuple):
 
     @property
     def kinds(self) -> list[str]:
-        """What clients send, in the words of a policy."""
-        kinds = {"update": "updates"}
-        return sorted(kinds.get(kind, kind) for kind in kinds_of(self.method))
+        """What clients send, in the words of a policy. Whole samples travel as rows, and are none."""
+        replies = set(self.method.replies.values())
+        return sorted({"samples" if issubclass(r, Samples) else _WORDS.get(r.kind, r.kind) for r in replies})
 
 
 def noisy(privacy: Privacy) -> bool:
@@ -140,7 +143,7 @@ class Guarded(Options):
 class Policy(Options):
     """policy.toml: what may leave a site."""
 
-    methods: tuple[str, ...] = Field(min_length=1, description="methods, or kinds of reply: rows, updates, sums")
+    methods: tuple[str, ...] = Field(min_length=1, description="methods, or kinds of reply, as in SENT")
     secure_sum: Literal["required", "optional"] = "optional"
     shuffler: str = Field("", pattern=_DIGEST, description="digest of the shuffler's key")
     min_clients: int = Field(1, ge=1, description="clients in a round, at least")
@@ -185,6 +188,9 @@ class Policy(Options):
             raise _refused(f"the shuffler is {terms.shuffler or 'unnamed'}, not the policy's {self.shuffler}")
         if self.privacy is None or (not adds_noise(agreed.method) and name in self.methods):
             return
+        loss = terms.method.get("loss")
+        if is_code(loss) and loss not in self.methods:
+            raise _refused(f"ε is for losses of one record each, and nobody vouches for {loss!r}: name it in methods")
         epsilon = self.epsilon(agreed, terms.rounds)
         if epsilon is None:
             raise _refused(
@@ -215,13 +221,16 @@ class Policy(Options):
         return spent([(worse * rho, times) for rho, times in method.releases(own, answers)], self.delta(agreed))
 
 
+_SIMULATED = Policy(methods=("rows", "updates", "sums"))
+
+
 class Site:
-    """A policy and a ledger. Without a policy nothing is refused, as in a simulation; what a run says of itself, its
-    rounds and its noise, holds all the same.
+    """A policy and a ledger. Without a policy nothing but samples themselves is refused, as in a simulation; what a run
+    says of itself, its rounds and its noise, holds all the same.
     """
 
     def __init__(self, policy: Policy | None, ledger: Ledger, node: str = "") -> None:
-        self.policy, self.ledger, self.node = policy or Policy(methods=tuple(SENT)), ledger, node
+        self.policy, self.ledger, self.node = policy or _SIMULATED, ledger, node
         self.simulated = policy is None
         self._admitted: dict[str, tuple[Terms, Agreed]] = {}
 
@@ -238,7 +247,7 @@ class Site:
         """
         found = node_config.get("policy") or os.environ.get(ENVIRONMENT) or policy
         if not found:
-            _say_once("no policy.toml: as in a simulation every method is allowed; `ntkfl policy new` writes one")
+            _say_once("no policy.toml: as in a simulation all but samples may leave; `ntkfl policy new` writes one")
             return Site(None, MemoryLedger({} if memory is None else memory), str(node))
         path = Path(str(found))
         folder = path.parent / FOLDER / str(node_config.get("partition-id", ""))
@@ -256,7 +265,7 @@ class Site:
         agreed = Agreed(method, settle(method, Privacy(**terms.privacy))[0])
         privacy = agreed.privacy
         if Terms.of(method, privacy, **terms.model_dump(exclude={"method", "privacy"})) != terms:
-            raise _refused(f"the terms leave options of {method.name} out, or call it by another name")
+            raise _refused(f"the terms leave settings of {method.name} out, or call it by another name")
         sealed = privacy.secure_sum or privacy.shuffle
         if terms.shuffler != shuffler or (sealed and not shuffler and not self.simulated):
             raise _refused(f"replies go through {shuffler or 'no shuffler'}; terms: {terms.shuffler or 'none'}")
@@ -264,7 +273,6 @@ class Site:
             raise _refused("noise that follows from a seed hides nothing: leave seed out of reply(…)")
         self.policy.check(terms, agreed)
         self._check_running_code()
-        self._admitted[str(run)] = terms, agreed
         with self.ledger.locked():
             known = [entry for entry in self.ledger.entries if entry.run == str(run)]
             if known and known[0].terms != terms.digest:
@@ -275,6 +283,7 @@ class Site:
                 self.ledger.append(self._entry("terms", str(run), terms, agreed))
                 if not self.simulated:
                     print(self._promise(str(run), terms, agreed, epsilon, left), flush=True)
+        self._admitted[str(run)] = terms, agreed
         return agreed
 
     def release(self, run: object, round: int, exchange: int, question: bytes, make: Callable[[], bytes]) -> bytes:
@@ -371,7 +380,7 @@ class Site:
             cost = f"ε = {epsilon:.3g} at δ = {self.policy.delta(agreed):g} for a record of this site"
             cost += f"; {left:.3g} are left this year" if self.policy.privacy else "; the policy sets no limit"
         sent = f"run {run} is accepted: {agreed.method.name}, {terms.rounds} rounds, sends "
-        sent += " and ".join(SENT[kind] for kind in agreed.kinds)
+        sent += " and ".join(SENT.get(kind, kind) for kind in agreed.kinds)
         return f"policy: {sent}\npolicy: the server sees {seen}\npolicy: {cost}"
 
     def _entry(
@@ -398,9 +407,8 @@ def _say_once(line: str) -> None:
     print(line, flush=True)
 
 
-@cache
 def running_code() -> Mapping[str, str]:
-    """Digests by name: of ntkfl, and of every package in use that is not installed, such as a Flower app."""
+    """Digests by name: of ntkfl, and of every package in use by now that is not installed, such as a Flower app."""
     found, stdlib = {"ntkfl": Path(__file__).resolve().parents[1]}, Path(sysconfig.get_path("stdlib")).resolve()
     for name, module in list(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or "").resolve()
@@ -408,7 +416,7 @@ def running_code() -> Mapping[str, str]:
         top, depth = name.partition(".")[0], name.count(".") + (path.name == "__init__.py")
         if path.is_file() and path.suffix == ".py" and not installed and top not in found and not top.startswith("__"):
             found[top] = path.parents[depth - 1] if depth else path
-    return {name: code_digest(path) for name, path in found.items()}
+    return {name: _digest_once(path) for name, path in found.items()}
 
 
 def code_digest(path: Path) -> str:
@@ -416,3 +424,6 @@ def code_digest(path: Path) -> str:
     files = [path] if path.is_file() else sorted(path.rglob("*.py"))
     lines = [f"{sha256(file.read_bytes())} {file.relative_to(path.parent).as_posix()}\n" for file in files]
     return f"sha256:{sha256(''.join(lines).encode())}"
+
+
+_digest_once = cache(code_digest)  # code that was read stays what it was

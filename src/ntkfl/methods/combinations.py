@@ -10,6 +10,7 @@ from typing import Literal
 from ntkfl.errors import ConfigError
 from ntkfl.methods.base import Method, adds_noise, kinds_of, privacy_of
 from ntkfl.methods.robust import Robust
+from ntkfl.methods.sums.noisy_sums import NoisySums
 from ntkfl.privacy.settings import Privacy
 
 _NOISE = ("epsilon", "unit", "delta", "budget_rounds", "noise_clients", "noise_by", "sampling_rate")
@@ -55,6 +56,8 @@ def _check_privacy(method: Method, privacy: Privacy) -> None:
             f"{given[0]} is for methods that add noise, and {method.name} adds none: "
             "take private-sums, private-ridge or dp-fedavg"
         )
+    if isinstance(method, NoisySums):
+        method.check_privacy(privacy)
 
 
 def _check_bounds(method: Method, privacy: Privacy, robust: Robust) -> None:

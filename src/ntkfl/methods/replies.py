@@ -186,8 +186,10 @@ class Update(Reply):
             raise MessageError(f"an update trained on {self.samples} samples")
         if STEPS in self.arrays and float(self.take(STEPS, ())) < 1:
             raise MessageError("an update of no local steps")
-        own = flat_statistics(task.model)
-        if own is not None and STATISTICS in self.arrays:
+        if STATISTICS in self.arrays:
+            own = flat_statistics(task.model)
+            if own is None:
+                raise MessageError("statistics of batch normalisation, which this network has not")
             self.take(STATISTICS, tuple(own.shape))
 
     def sizes(self, task: Task) -> Tensor | None:

@@ -16,6 +16,7 @@ from ntkfl.errors import ConfigError
 from ntkfl.options import Options
 from ntkfl.privacy.projection import Projection, RunSecret, make_projection
 
+_MOST = 1_000_000  # clients, rounds: a server's terms name them, and tables are as long
 SUM_LIMIT = 10.0  # secure sums: the largest number of an update, or of one sample's share of a sum
 
 
@@ -40,8 +41,10 @@ class Privacy(Options):
         "record", description="what ε protects: a record, or a client with all its data"
     )
     delta: float = Field(1e-5, gt=0, lt=1, description="δ")
-    budget_rounds: int = Field(20, ge=1, description="rounds that ε is for; later ones are refused")
-    noise_clients: int = Field(1, ge=1, description="clients per round whose noise ε counts on; fewer: the round fails")
+    budget_rounds: int = Field(20, ge=1, le=_MOST, description="rounds that ε is for; later ones are refused")
+    noise_clients: int = Field(
+        1, ge=1, le=_MOST, description="clients per round whose noise ε counts on; fewer: the round fails"
+    )
     noise_by: Literal["clients", "server"] = Field(
         "clients", description="clients, each its share, or server: once, by a trusted one"
     )

@@ -83,6 +83,8 @@ def budget(epsilon: float, delta: float, parts: tuple[Release, ...] = ((1.0, 1),
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if worth(middle) <= epsilon else (low, middle)
+    if low == 0:
+        raise ConfigError(f"no noise is wide enough for ε = {epsilon:g} at δ = {delta:g}: take a larger δ")
     return low
 
 

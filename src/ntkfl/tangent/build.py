@@ -2,44 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 
-from ntkfl.errors import NumericalError, unknown
+from ntkfl.errors import ModelError, NumericalError, unknown
 from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
 from ntkfl.tangent.model_check import check_arguments
-from ntkfl.tangent.parameters import eager, evaluating, full_precision
-from ntkfl.tangent.passes import JacobianPlan, OtherPaths, compact, piece
+from ntkfl.tangent.parameters import eager, evaluating, full_precision, trainable
+from ntkfl.tangent.passes import JacobianPlan, OtherPaths, Values, compact, piece
 from ntkfl.tangent.planning import make_plan
 
 FORMS = ("auto", "factored", "dense")
 
 
 def jacobian(
-    model: nn.Module, x: Tensor, form: str = "auto", chunk: int | None = None, plan: JacobianPlan | None = None
+    model: nn.Module,
+    x: Tensor,
+    form: str = "auto",
+    chunk: int | None = None,
+    plan: JacobianPlan | None = None,
+    params: Mapping[str, Tensor] | None = None,
+    create_graph: bool = False,
 ) -> Jacobian:
-    """Sample-wise Jacobian of `model` at its current weights, in eval mode, for the rows of x (integer tokens too).
+    """Per-sample Jacobian J [N, d2, d] of `model`: [N, …] -> [N, d2] for the rows of x, in eval mode.
 
-    form: "factored" (every parameter through a known layer, else an error), "dense" (every derivative stored,
-    N·d2·d numbers), or "auto" (of each known layer the smaller of factors and derivatives, a dense block for all other
-    parameters). `chunk` rows are differentiated at a time; by default as many as keep the working memory near 32 MiB
-    (512 on an accelerator). `plan` is `plan_jacobian(model, x, form)`, made once for many calls. The model is left as
-    it was, and x is not part of the result: it may be written to afterwards.
+    Columns are the trainable parameters in the order of `named_parameters()`. x is of the weights' type, or holds
+    integer tokens. The model is left as it was, and x is not part of the result: it may be written to afterwards.
+
+    form: "factored" (every parameter through a known layer, else an error), "dense" (every derivative stored), or
+        "auto" (of each known layer the smaller of factors and derivatives, a dense block for all other parameters).
+    chunk: rows differentiated at a time; by default as many as keep the working memory near 32 MiB (512 on an
+        accelerator).
+    plan: `plan_jacobian(model, x, form)`, made once for many calls. Without it each call looks at the model on two
+        rows and checks the result on them against autograd.
+    params: tensors by parameter name that take the place of the model's own, as in `torch.func.functional_call`;
+        those not named keep their values.
+    create_graph: gradients flow through J to `params`, to the model's parameters and to x, wherever they require them,
+        from all that J gives (`kernel`, `jvp`, `vjp`, `product`, `gram`, `dense`). All rows are differentiated at once.
+
+    Cost: a forward pass and d2 backward passes. Memory: N·(n_in + d2·n_out) numbers for a linear layer's factors, in
+    place of N·d2·n_in·n_out, and at most N·d2·d; with `create_graph` also the graph of all passes.
     """
     check_arguments(model, x, chunk)
-    x = x.clone() if x.is_inference() else x.detach()  # what inference mode made cannot be part of a graph
+    if not create_graph:
+        x = x.clone() if x.is_inference() else x.detach()  # what inference mode made cannot be part of a graph
     if x.device.type == "cpu":
         _keep_freed_memory()
-    with eager(model) as model, _differentiable(model, x):
+    with eager(model) as model, _differentiable(model):
+        _check_params(model, params or {})
         if plan is not None:
             plan.check(model)
-            J = _in_chunks(model, x, plan, chunk)
-        else:
-            J = _planned(model, x, form, chunk)
+        try:
+            J = _in_chunks(model, x, plan or _checked_plan(model, x.detach(), form), chunk, params, create_graph)
+        except OtherPaths:  # a plan of two samples does not hold for all
+            if plan is not None or form != "auto":
+                raise
+            J = _in_chunks(model, x, _checked_plan(model, x.detach(), "dense"), chunk, params, create_graph)
     # A sum is finite unless an element is not (or it overflows: then the elements decide), and several times cheaper.
     sums = torch.stack([t.sum().isfinite() for t in J.tensors()])
     if not bool(sums.all()) and not all(bool(t.isfinite().all()) for t in J.tensors()):
@@ -53,7 +75,7 @@ def jacobian(
 
 def unchecked_jacobian(model: nn.Module, x: Tensor, plan: JacobianPlan) -> BlockJacobian:
     """`jacobian` by a plan, all rows at once, of whatever numbers come out: also those that are not finite."""
-    with _differentiable(model, x):
+    with _differentiable(model):
         plan.check(model)
         return _in_chunks(model, x, plan, len(x))
 
@@ -62,10 +84,11 @@ def plan_jacobian(model: nn.Module, x: Tensor, form: str = "auto") -> JacobianPl
     """How `jacobian` covers this model's parameters, decided on two rows of x and proved on them against autograd.
 
     It holds for this model object, not for a copy of it, at any weights, and for inputs of the same shape and type.
+    Costs about two Jacobians of two rows.
     """
     check_arguments(model, x)
-    with eager(model) as model, _differentiable(model, x):
-        return _checked_plan(model, x, form)
+    with eager(model) as model, _differentiable(model):
+        return _checked_plan(model, x.detach(), form)
 
 
 @cache
@@ -85,14 +108,8 @@ def numbers_at_once(x: Tensor) -> int:
     return 2**23 if x.device.type == "cpu" else 2**27
 
 
-def _chunk_rows(x: Tensor, plan: JacobianPlan) -> int:
-    """All rows where they fit, for then nothing is copied; else for a chain half of what fits, which a cache likes."""
-    fit = max(1, numbers_at_once(x) // plan.working)
-    return fit if plan.chain is None or len(x) <= fit else max(1, fit // 2)
-
-
 @contextmanager
-def _differentiable(model: nn.Module, x: Tensor) -> Iterator[None]:
+def _differentiable(model: nn.Module) -> Iterator[None]:
     """Eval mode, and no cuDNN where there are recurrent layers: in eval mode its cells have no backward pass. No
     autocast, whose precision is not the weights'. Embeddings that shorten their vectors as they are used get them back.
     """
@@ -109,31 +126,44 @@ def _differentiable(model: nn.Module, x: Tensor) -> Iterator[None]:
 
 
 def _checked_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
+    """The plan for a form that there is."""
     if form not in FORMS:
         raise unknown("Jacobian form", form, FORMS)
     return make_plan(model, x, form)
 
 
-def _planned(model: nn.Module, x: Tensor, form: str, chunk: int | None) -> BlockJacobian:
-    """By a plan of its own; dense, where factors were tried and samples turn out to take different paths."""
-    try:
-        return _in_chunks(model, x, _checked_plan(model, x, form), chunk)
-    except OtherPaths:
-        if form != "auto":
-            raise
-        return _in_chunks(model, x, _checked_plan(model, x, "dense"), chunk)
+def _check_params(model: nn.Module, params: Values) -> None:
+    """An error for a name that trains nothing, or a tensor of another shape."""
+    own = trainable(model) if params else {}
+    for name, value in params.items():
+        if name not in own:
+            raise unknown("trainable parameter in params", name, tuple(own))
+        if value.shape != own[name].shape:
+            raise ModelError(f"params[{name!r}] must have shape {list(own[name].shape)}, got {list(value.shape)}")
 
 
-def _in_chunks(model: nn.Module, x: Tensor, plan: JacobianPlan, chunk: int | None) -> BlockJacobian:
+def _in_chunks(
+    model: nn.Module,
+    x: Tensor,
+    plan: JacobianPlan,
+    chunk: int | None,
+    params: Values | None = None,
+    graph: bool = False,
+) -> BlockJacobian:
     """Piece after piece into tensors of the final size, so that no moment holds the Jacobian, or two pieces, twice."""
-    rows = chunk or _chunk_rows(x, plan)
+    fit = max(1, numbers_at_once(x) // plan.working)
+    # All rows where they fit, for then nothing is copied; else for a chain half of what fits, which a cache likes.
+    rows = chunk or (fit if plan.chain is None or len(x) <= fit else max(1, fit // 2))
+    if graph:
+        with torch.enable_grad():
+            return compact(piece(model, x, plan, params, graph))
     if len(x) <= rows:
         inputs = x.untyped_storage().data_ptr()
-        J = compact(piece(model, x, plan))
+        J = compact(piece(model, x, plan, params))
         return J.mapped(lambda t: t.clone() if t.untyped_storage().data_ptr() == inputs else t)
     whole: list[Tensor] = []
     for at in range(0, len(x), rows):
-        part = piece(model, x[at : at + rows], plan)
+        part = piece(model, x[at : at + rows], plan, params)
         whole = whole or [t.new_empty((len(x), *t.shape[1:])) for t in part.tensors()]
         for target, t in zip(whole, part.tensors(), strict=True):
             target[at : at + rows] = t

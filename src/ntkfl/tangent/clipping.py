@@ -27,17 +27,15 @@ times P, and what is clipped is the norm in V.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from ntkfl.errors import MessageError
 from ntkfl.tangent.build import numbers_at_once, unchecked_jacobian
-from ntkfl.tangent.constant_inputs import constant_inputs
-from ntkfl.tangent.curvature import LARGEST
+from ntkfl.tangent.curvature import LARGEST, layer_of, with_ones
 from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.factored import FactoredBlock, LinearBlock
 from ntkfl.tangent.jacobian import Block, BlockJacobian
@@ -52,6 +50,8 @@ from ntkfl.tangent.sums import Layer
 _CPU_ROWS, _ACCELERATOR_ROWS = 64, 1024  # most samples in a chunk: the last one is filled up
 _TINY = 1e-30
 Whitening = Mapping[Layer, Tensor]  # P [m, m], symmetric, for a layer of m inputs (the bias's 1 among them)
+# Of a chunk's n samples in some columns: norms, float64 [n], and total [d], factors [n] ↦ total += Σ_i factors_i g_i.
+_Share = tuple[Tensor, Callable[[Tensor, Tensor], None]]
 
 
 def clipped_gradient(
@@ -72,11 +72,11 @@ def clipped_gradient(
         for at in range(0, len(J), rows):
             part, own = J[at : at + rows], r[at : at + rows]
             shares = [_share(block, own, whitening) for block in part.blocks]
-            norms = lengths(torch.stack([share.norms() for share in shares], dim=1))
-            there = torch.arange(start + at, start + at + len(norms), device=norms.device) < len(x)
-            factors = torch.where(there & norms.isfinite(), 1 / (norms / clip).clamp_min(1), 0.0)
-            for share in shares:
-                share.add(total, factors)
+            norms = lengths(torch.stack([of_block for of_block, _ in shares], dim=1))
+            real = torch.arange(start + at, start + at + len(norms), device=norms.device) < len(x)
+            factors = torch.where(real & norms.isfinite(), 1 / (norms / clip).clamp_min(1), 0.0)
+            for _, add in shares:
+                add(total, factors)
     return total
 
 
@@ -101,24 +101,27 @@ def lengths(rows: Tensor) -> Tensor:
 
 
 def input_moments(model: nn.Module, x: Tensor, plan: JacobianPlan, largest: int = LARGEST) -> dict[Layer, Tensor]:
-    """Σ_i Σ_t a_it a_itᵀ of layers that no trained weight is before, each sample brought to Σ_t ‖a_it‖² = 1: [m, m].
+    """Σ_i Σ_t a_it a_itᵀ of layers whose inputs do not depend on any trained weight, each sample brought to
+    Σ_t ‖a_it‖² = 1: [m, m].
 
     So a sample adds a matrix of Frobenius norm at most 1. Linear layers and convolutions without groups, of at most
     `largest` inputs; inputs have mean square 1 beside the 1 of a bias.
     """
-    unmoved, found = constant_inputs(model, x[:1], plan), dict[Layer, Tensor]()
+    unmoved = {part.weight.start for part in plan.parts if part.weight is not None and part.constant}
+    found: dict[Layer, Tensor] = {}
     for start, _, J in _chunks(model, x, plan):
         for block in J[: len(x) - start].blocks:
-            if not isinstance(block, LinearBlock | ConvolutionBlock) or block.weight is None:
+            if not isinstance(block, LinearBlock | ConvolutionBlock) or block.weight is None or block.groups > 1:
                 continue
-            if block.weight.start not in unmoved or (a := _inputs(block, unit=True)).shape[1] > 1:
+            seen = block.seen()
+            if block.weight.start not in unmoved or seen.shape[3] + (block.bias is not None) > largest:
                 continue
-            if a.shape[3] > largest:
-                continue
+            size = seen.flatten(1).square().mean(1).sqrt().clamp_min(_TINY).view(-1, 1, 1, 1)
+            a = with_ones(seen / size, block)
             norms = lengths(a)
             factors = torch.where(norms.isfinite(), 1 / norms.clamp_min(_TINY), 0.0).view(-1, 1, 1, 1)
             rows = (_finite(a) * factors).flatten(0, 2)
-            layer = _layer(block.weight, block.bias)
+            layer = layer_of(block)
             found[layer] = found.get(layer, 0) + rows.T @ rows
     return found
 
@@ -144,102 +147,67 @@ def _finite(numbers: Tensor) -> Tensor:
     return numbers.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def _layer(weight: slice, bias: slice | None) -> Layer:
-    return Layer((weight.start, weight.stop), None if bias is None else (bias.start, bias.stop), False)
-
-
 def _can_be_whitened(plan: JacobianPlan) -> set[Layer]:
     """Linear layers, and convolutions without groups."""
     found = set()
     for part in plan.parts:
         groups = Geometry.of(part.use.settings).groups if part.use.block is ConvolutionBlock else 1
         if part.weight is not None and part.use.block in (LinearBlock, ConvolutionBlock) and groups == 1:
-            found.add(_layer(part.weight, part.bias))
+            bias = None if part.bias is None else (part.bias.start, part.bias.stop)
+            found.add(Layer((part.weight.start, part.weight.stop), bias, False))
     return found
-
-
-class _Share(Protocol):
-    """What a chunk's samples have in some columns."""
-
-    def norms(self) -> Tensor:
-        """Of each sample, float64 [n]."""
-
-    def add(self, total: Tensor, factors: Tensor) -> None:
-        """total [d] += Σ_i factors_i g_i, of the samples whose factor is not 0."""
-
-
-@dataclass(frozen=True)
-class _Formed:
-    """Gradients [n, k] as they are."""
-
-    values: Tensor
-    columns: tuple[slice, ...]
-
-    def norms(self) -> Tensor:
-        return lengths(self.values)
-
-    def add(self, total: Tensor, factors: Tensor) -> None:
-        _add(total, self.columns, factors @ _finite(self.values))
-
-
-@dataclass(frozen=True)
-class _Outer:
-    """b_i ⊗ a_i with b [n, outputs] and a [n, inputs], a bias's 1 behind them."""
-
-    b: Tensor
-    a: Tensor
-    columns: tuple[slice, ...]
-
-    def norms(self) -> Tensor:
-        return lengths(self.b) * lengths(self.a)
-
-    def add(self, total: Tensor, factors: Tensor) -> None:
-        product = (_finite(self.b) * factors.unsqueeze(1)).T @ _finite(self.a)
-        _add(total, self.columns, _flat(product.unsqueeze(0), len(self.columns) > 1)[0])
-
-
-@dataclass(frozen=True)
-class _Tokens:
-    """Rows [n, T, features] of an embedding's weight [tokens, features], each token of a sample once and else zeros."""
-
-    values: Tensor
-    tokens: Tensor  # [n, T]
-    columns: tuple[slice, ...]
-
-    def norms(self) -> Tensor:
-        return lengths(self.values)
-
-    def add(self, total: Tensor, factors: Tensor) -> None:
-        rows = (_finite(self.values) * factors.view(-1, 1, 1)).flatten(0, 1)
-        total[self.columns[0]].view(-1, rows.shape[1]).index_add_(0, self.tokens.reshape(-1), rows)
 
 
 def _share(block: Block, r: Tensor, whitening: Whitening) -> _Share:
     """What a block contributes to the gradients −Jᵀ r."""
     if isinstance(block, DenseBlock):
-        return _Formed(-rowwise(r, block.values), block.columns)
+        return _of_formed(-rowwise(r, block.values), block)
     assert isinstance(block, FactoredBlock)
-    assert block.weight is not None
-    columns = (block.weight,) if block.bias is None else (block.weight, block.bias)
-    b = -rowwise(r, block.g)
+    layer, b = layer_of(block), -rowwise(r, block.g)
     if isinstance(block, EmbeddingBlock):
-        b = b.view(len(b), block.T, block.E)
-        first = (block.a.unsqueeze(1) == block.a.unsqueeze(2)).to(torch.uint8).argmax(dim=2)
-        values = torch.zeros_like(b).scatter_add_(1, first.unsqueeze(2).expand_as(b), b)
-        return _Tokens(values, block.a, columns)
-    P = whitening.get(_layer(block.weight, block.bias))
+        return _of_tokens(block, layer, b.view(-1, block.T, block.E))
+    P = whitening.get(layer)
     if _used_once(block):
-        a = _inputs(block).flatten(1)
-        return _Outer(b, a if P is None else a @ P, columns)
-    values = block.with_tensors((block.a, b.unsqueeze(1))).densify().values.squeeze(1)
+        a = with_ones(block.seen(), block).flatten(1)
+        return _of_outer(b, a if P is None else a @ P, layer)
+    formed = block.with_tensors((block.a, b.unsqueeze(1))).densify()
+    values = formed.values.squeeze(1)
     if P is not None:
-        weights = block.weight.stop - block.weight.start
-        outputs = weights // (len(P) - (block.bias is not None))
-        matrices = values[:, :weights].view(len(values), outputs, -1)
-        if block.bias is not None:
-            matrices = torch.cat([matrices, values[:, weights:].unsqueeze(2)], dim=2)
-        values = _flat(matrices @ P, block.bias is not None)
-    return _Formed(values, columns)
+        k = layer.weight[1] - layer.weight[0]
+        matrices = values[:, :k].view(len(values), k // (len(P) - (layer.bias is not None)), -1)
+        if layer.bias is None:
+            values = (matrices @ P).flatten(1)
+        else:
+            moved = torch.cat([matrices, values[:, k:].unsqueeze(2)], dim=2) @ P
+            values = torch.cat([moved[..., :-1].flatten(1), moved[..., -1]], dim=1)
+    return _of_formed(values, formed)
+
+
+def _of_formed(values: Tensor, block: DenseBlock) -> _Share:
+    """Gradients [n, k] as they are, at the columns of a block."""
+    return lengths(values), lambda total, factors: block.scatter(total, factors @ _finite(values))
+
+
+def _of_outer(b: Tensor, a: Tensor, layer: Layer) -> _Share:
+    """b_i ⊗ a_i with b [n, outputs] and a [n, inputs], a bias's 1 behind them: of one layer used once."""
+
+    def add(total: Tensor, factors: Tensor) -> None:
+        product = (_finite(b) * factors.unsqueeze(1)).T @ _finite(a)
+        layer.write(total, layer.matrices(total, 1, b.shape[1]) + product)
+
+    return lengths(b) * lengths(a), add
+
+
+def _of_tokens(block: EmbeddingBlock, layer: Layer, b: Tensor) -> _Share:
+    """Rows [n, T, features] of an embedding's weight: of a token that a sample has several times their sum, once."""
+    first = (block.a.unsqueeze(1) == block.a.unsqueeze(2)).to(torch.uint8).argmax(dim=2)
+    values = torch.zeros_like(b).scatter_add_(1, first.unsqueeze(2).expand_as(b), b)
+
+    def add(total: Tensor, factors: Tensor) -> None:
+        rows = (_finite(values) * factors.view(-1, 1, 1)).flatten(0, 1)
+        total[slice(*layer.weight)].view(-1, block.E).index_add_(0, block.a.reshape(-1), rows)
+
+    return lengths(values), add
 
 
 def _used_once(block: Block) -> bool:
@@ -253,28 +221,3 @@ def _formed(block: Block) -> int:
         return block.values.shape[2]
     assert isinstance(block, FactoredBlock)
     return int(block.g.shape[2]) if isinstance(block, EmbeddingBlock) or _used_once(block) else block.columns
-
-
-def _add(total: Tensor, columns: tuple[slice, ...], values: Tensor) -> None:
-    """total [d] += values [k], which lie at these columns."""
-    for span, own in zip(columns, torch.split(values, [s.stop - s.start for s in columns]), strict=True):
-        total[span] += own
-
-
-def _flat(matrices: Tensor, bias: bool) -> Tensor:
-    """[n, outputs, inputs] as [n, columns]: of the weight, then of the bias, which is the last input."""
-    return torch.cat([matrices[..., :-1].flatten(1), matrices[..., -1]], dim=1) if bias else matrices.flatten(1)
-
-
-def _inputs(block: FactoredBlock, unit: bool = False) -> Tensor:
-    """What a layer sees at each position, with a 1 where a bias trains; `unit`: at mean square 1. [N, groups, T, m]"""
-    N = len(block.a)
-    if isinstance(block, ConvolutionBlock):
-        patches = block.geometry.patches(block.a.flatten(0, 1))  # [N·U, groups, m, P]
-        seen = patches.view(N, block.U, *patches.shape[1:]).permute(0, 2, 1, 4, 3).flatten(2, 3)
-    else:
-        assert isinstance(block, LinearBlock)
-        seen = block.a.unsqueeze(1)
-    if unit:
-        seen = seen / seen.flatten(1).square().mean(1).sqrt().clamp_min(_TINY).view(-1, 1, 1, 1)
-    return seen if block.bias is None else torch.cat([seen, seen.new_ones(*seen.shape[:3], 1)], dim=3)

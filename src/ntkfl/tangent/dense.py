@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
-from ntkfl.tangent.gemm import is_fast, times_transposed
+from ntkfl.tangent.gemm import products
 from ntkfl.tangent.jacobian import Block, row_norms
-from ntkfl.tangent.parameters import call_with, column_slices, trainable
+from ntkfl.tangent.parameters import call_with, column_slices
 
 
 class DenseBlock(Block):
@@ -33,31 +33,35 @@ class DenseBlock(Block):
         return type(self)(tensors[0], self.columns)
 
     def add_jvp(self, out: Tensor, delta: Tensor) -> None:
+        """Values [N·d2, k] times the δ of these columns."""
         picked = torch.cat([delta[..., s] for s in self.columns], dim=-1)
         N, d2, k = self.values.shape
         out += (picked @ self.values.view(N * d2, k).T).view(out.shape)
 
     def add_vjp(self, out: Tensor, cotangent: Tensor) -> None:
+        """The transpose: R as one row [N·d2]."""
         N, d2, k = self.values.shape
-        product = cotangent.reshape(*cotangent.shape[:-2], N * d2) @ self.values.view(N * d2, k)
-        at = 0
-        for s in self.columns:
-            out[..., s] += product[..., at : at + s.stop - s.start]
-            at += s.stop - s.start
+        self.scatter(out, cotangent.reshape(*cotangent.shape[:-2], N * d2) @ self.values.view(N * d2, k))
+
+    def scatter(self, out: Tensor, values: Tensor) -> None:
+        """out [..., d] += values [..., k] at this block's columns."""
+        for span, part in zip(
+            self.columns, torch.split(values, [s.stop - s.start for s in self.columns], -1), strict=True
+        ):
+            out[..., span] += part
 
     def product(self, cotangent: Tensor) -> Tensor:
+        """Two products with the values, 4·N·d2·k operations."""
         rows = self.values.view(-1, self.values.shape[2])
         return (rows @ (cotangent.reshape(-1) @ rows)).view(cotangent.shape)
 
     def gram(self, other: Self) -> Tensor:
+        """Inner products of rows [d2·k]: N·N'·d2·k operations."""
         rows = self.values.flatten(1)
         return products(rows, rows if other is self else other.values.flatten(1))
 
     def write_dense(self, out: Tensor) -> None:
-        at = 0
-        for s in self.columns:
-            out[..., s] = self.values[..., at : at + s.stop - s.start]
-            at += s.stop - s.start
+        self.scatter(out, self.values)
 
     def norms(self) -> Tensor:
         return row_norms(self.values)
@@ -66,52 +70,36 @@ class DenseBlock(Block):
         return self.with_tensors((self.values * factors[:, None, None],))
 
 
-_STRIP = 64  # rows of a symmetric matrix at a time, on a CPU
+def dense_block(
+    model: nn.Module, x: Tensor, names: list[str], values: Mapping[str, Tensor], graph: bool = False
+) -> DenseBlock:
+    """∂f/∂(the parameters in `names`) at `values` for each row of x; cost and memory N·d2·k.
 
-
-def products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    """left rightᵀ, [N, k] and [N', k] -> [N, N'], added to `out` if given.
-
-    Where both are one tensor (and `out` is symmetric), what is below the diagonal is taken from above it.
-    """
-    out = left.new_zeros(len(left), len(right)) if out is None else out
-    if left is not right or left.device.type != "cpu":
-        return out.add_(times_transposed(left, right)) if is_fast(left) else out.addmm_(left, right.T)
-    for at in range(0, len(left), _STRIP):
-        end = at + _STRIP
-        if is_fast(left):
-            out[at:end, at:] += times_transposed(left[at:end], left[at:])
-        else:
-            out[at:end, at:].addmm_(left[at:end], left[at:].T)
-        out[end:, at:end] = out[at:end, end:].T
-    return out
-
-
-def dense_block(model: nn.Module, x: Tensor, names: list[str]) -> DenseBlock:
-    """∂f/∂(the parameters in `names`) for each row of x, through `torch.func`; cost and memory N·d2·k.
-
-    The fast ways map operations over samples, and not all of PyTorch's rules for that are right: PReLU's backward
-    pass, mapped over outputs within samples, takes one for the other where N = d2 > 1, and fails for other sizes. So a
+    `torch.func` maps operations over samples, and not all of PyTorch's rules for that are right: PReLU's backward pass,
+    mapped over outputs within samples, takes one for the other where N = d2 > 1, and fails for other sizes. So its
     result is compared with a plain backward pass over the same rows, which costs a d2-th as much, before it is used.
+    `graph`: keep what gradients of the derivatives need.
     """
-    parameters = trainable(model)
-    slices = column_slices(parameters)
-    values = {name: parameters[name].detach() for name in names}
+    chosen = {name: values[name] if graph else values[name].detach() for name in names}
+    slices = column_slices(values)
 
     def output(chosen: Mapping[str, Tensor], sample: Tensor) -> Tensor:
-        return call_with(model, chosen, sample.unsqueeze(0)).squeeze(0)
+        return call_with(model, {**values, **chosen}, sample.unsqueeze(0)).squeeze(0)
 
-    columns = {name: slices[name] for name in names}
+    def block(derivatives: Mapping[str, Tensor]) -> DenseBlock:
+        flat = [derivatives[name].flatten(start_dim=2) for name in names]
+        return DenseBlock(torch.cat(flat, dim=-1), tuple(slices[name] for name in names))
+
     plain: tuple[Tensor, Tensor] | None = None
     for derivative in (jacrev(output), jacrev(output, chunk_size=1)):  # all outputs at once, then one after the other
         try:
-            block = _joined(vmap(derivative, in_dims=(None, 0))(values, x), columns)
+            found = block(vmap(derivative, in_dims=(None, 0))(chosen, x))
         except RuntimeError:  # an operation without a rule (fused recurrent cells)
             continue
-        plain = plain or _plain_product(model, x, values, block.values.shape[1])
-        if agree(plain[0].reshape(-1) @ block.values.flatten(0, 1), plain[1]):
-            return block
-    return _joined(one_at_a_time(model, x, values), columns)
+        R, expected = plain = plain or plain_product(model, x, chosen)
+        if agree(R.reshape(-1) @ found.values.flatten(0, 1), expected):
+            return found
+    return block(one_at_a_time(output, chosen, x, graph))
 
 
 def agree(ours: Tensor, plain: Tensor) -> bool:
@@ -119,22 +107,28 @@ def agree(ours: Tensor, plain: Tensor) -> bool:
 
     True where the latter is not finite: the error to report is then another.
     """
+    ours = ours.detach()
     tolerance = 1e-8 if plain.dtype == torch.float64 else 1e-3
     scale = float(plain.norm())
     return not math.isfinite(scale) or float((ours - plain).norm()) <= tolerance * max(scale, 1e-6)
 
 
-def random_cotangent(shape: tuple[int, int], like: Tensor) -> Tensor:
+def random_cotangent(like: Tensor) -> Tensor:
     """The same numbers [N, d2] in every process: what a check multiplies a Jacobian with."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(device=like.device, dtype=like.dtype)
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(device=like.device, dtype=like.dtype)
 
 
 def pull_back(
-    f: Tensor, inputs: Sequence[Tensor], cotangent: Tensor, retain_graph: bool = False, zeros: bool = True
+    f: Tensor,
+    inputs: Sequence[Tensor],
+    cotangent: Tensor,
+    retain_graph: bool = False,
+    zeros: bool = True,
+    graph: bool = False,
 ) -> tuple[Tensor, ...]:
     """(∂f/∂input)ᵀ R for each input, R = `cotangent` of f's shape: `torch.autograd.grad(f, inputs, R)`, bit for bit.
-    Of an input that f does not depend on, zeros or None.
+    Of an input that f does not depend on, zeros or None. `graph`: the results can be differentiated again.
 
     That call would import sympy to compare the shapes of f and R: a fifth of a second in every program that starts.
     Here R takes the place of the ones that a sum passes down.
@@ -143,36 +137,39 @@ def pull_back(
         alias = f.view_as(f)  # f may be an input too
         alias.register_hook(lambda _: cotangent)  # type: ignore[no-untyped-call]
         return torch.autograd.grad(
-            alias.sum(), inputs, retain_graph=retain_graph, allow_unused=True, materialize_grads=zeros
+            alias.sum(),
+            inputs,
+            retain_graph=retain_graph or graph,
+            create_graph=graph,
+            allow_unused=True,
+            materialize_grads=zeros,
         )
 
 
-def _plain_product(model: nn.Module, x: Tensor, values: dict[str, Tensor], outputs: int) -> tuple[Tensor, Tensor]:
-    """A random cotangent R [N, d2] and Jᵀ R [k], by one backward pass over all rows."""
-    leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
+def plain_product(model: nn.Module, x: Tensor, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """A random cotangent R [N, d2] and Jᵀ R [k], by one backward pass over all rows: what a Jacobian is checked by."""
+    leaves = {name: value.detach().clone().requires_grad_() for name, value in values.items()}
     with torch.enable_grad():
         f = call_with(model, leaves, x)
-    R = random_cotangent((len(x), outputs), f)
+    R = random_cotangent(f)
     gradients = pull_back(f, list(leaves.values()), R)
     return R, torch.cat([g.to_dense().reshape(-1) for g in gradients])
 
 
-def _joined(derivatives: Mapping[str, Tensor], columns: Mapping[str, slice]) -> DenseBlock:
-    flat = [derivatives[name].detach().flatten(start_dim=2) for name in columns]
-    return DenseBlock(torch.cat(flat, dim=-1), tuple(columns.values()))
-
-
-def one_at_a_time(model: nn.Module, x: Tensor, values: dict[str, Tensor]) -> dict[str, Tensor]:
+def one_at_a_time(
+    output: Callable[[Mapping[str, Tensor], Tensor], Tensor], values: Mapping[str, Tensor], x: Tensor, graph: bool
+) -> dict[str, Tensor]:
     """N·d2 plain backward passes."""
-    leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
     rows: dict[str, list[Tensor]] = {name: [] for name in values}
-    for sample in x:
-        with torch.enable_grad():
-            f = call_with(model, leaves, sample.unsqueeze(0)).squeeze(0).unbind()
-        per_output = [
-            torch.autograd.grad(component, list(leaves.values()), retain_graph=True, materialize_grads=True)
-            for component in f
-        ]
-        for name, gradients in zip(leaves, zip(*per_output, strict=True), strict=True):
-            rows[name].append(torch.stack(gradients))
+    with torch.enable_grad():
+        leaves = {n: value.view_as(value) if graph else value.detach().requires_grad_() for n, value in values.items()}
+        for sample in x:
+            per_output = [
+                torch.autograd.grad(
+                    f, list(leaves.values()), retain_graph=True, create_graph=graph, materialize_grads=True
+                )
+                for f in output(leaves, sample).unbind()
+            ]
+            for name, gradients in zip(leaves, zip(*per_output, strict=True), strict=True):
+                rows[name].append(torch.stack(gradients))
     return {name: torch.stack(stacked) for name, stacked in rows.items()}

@@ -24,16 +24,18 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, DataError, NumericalError, unknown
 from ntkfl.tangent.jacobian import Jacobian, check_jacobian
-from ntkfl.tangent.losses import AnyLoss, find_loss
-from ntkfl.tangent.schemes import Solution, descent, finite, flow, kernel_product, krylov_flow, sampled_flow, spectral
-from ntkfl.tangent.solvers import Statistics
+from ntkfl.tangent.krylov import linear_flow
+from ntkfl.tangent.losses import AnyLoss, Loss, find_loss, per_sample
+from ntkfl.tangent.solvers import Statistics, integrate
 
 KERNELS = ("full", "trace")
 SCHEMES = ("flow", "descent", "paper")
 PAPER_STEPS = tuple(range(100, 2001, 100))
-KERNEL_BYTES = 2**33  # a trace kernel up to this size is kept: 46,000 samples in float32; a larger one goes by blocks
 LEAST_RTOL = 1e-9  # of order two, the integrator takes 2.2 times the steps for each further digit, and at most 10,000
 _PASS_NUMBERS = 2**24  # numbers of a layer's outputs, over all rows and changes, alive while changes are made
+
+Product = Callable[[Tensor], Tensor]  # R ↦ Θ R, [N, d2] -> [N, d2], in the Jacobian's precision
+Solution = tuple[Tensor, Callable[[], Tensor], Statistics]  # residuals [S, N, d2], how to make the outputs, the cost
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Evolution:
     @cached_property
     def outputs(self) -> Tensor:
         """f^(k,t): [S, N, d2], made when asked for; weights need the residuals alone."""
-        return finite(self.trajectory()).to(self.jacobian.dtype)
+        return _finite(self.trajectory()).to(self.jacobian.dtype)
 
     def delta(self, i: int) -> Tensor:
         """w^(k,t_i) − w^(k) = (η/N) Jᵀ R(t_i): [d]."""
@@ -86,21 +88,21 @@ def evolve(
 ) -> Evolution:
     """Evolve outputs f0 [N, d2] towards labels y (classes [N] or real [N, d2]) along the linearisation J.
 
-    `steps` is an increasing list of positive numbers of gradient steps of size `lr` (default: `geometric_steps`);
-    `descent` and `paper` need whole ones. `flow` costs in proportion to the square root of the stiffness, `paper` as
-    many products and a residual for each whole step, `descent` in proportion to the largest step. All hold a few N×d2
-    arrays beside J, `trace` an N×N kernel up to 8 GiB, and above that makes it anew by blocks in every product. `mse`
-    with `flow` is solved in closed form, whatever ηt is: by eigenvalues (`trace`), or in a Krylov space of as many
-    arrays as it takes products (`full`). A flow that would take more than `most_products` products with the kernel
-    (50,000, unless fewer are allowed) ends with the steps reached by then.
+    steps: an increasing list of positive numbers of gradient steps of size `lr` (default: `geometric_steps`); `descent`
+        and `paper` need whole ones.
+    loss: "ce", "mse", a `Loss` of your own, or a function of outputs and targets that gives one value per sample
+        (convex in the outputs); what falls is its mean over samples. "ce" is cross-entropy of the softmax. "mse" is
+        half the mean over outputs of the squared error, (1/d2) Σ_j ½(f_j − Y_j)²: half of `F.mse_loss`, so that a step
+        is half of one on that.
+    kernel: "full" for J Jᵀ, exactly the linearised network f0 + J (w − w0), or "trace" for the kernel [N, N] that
+        `J.kernel()` gives, the same for every output; the outputs are then not those of the linearised network.
+    rtol: the relative error of each step of an integrated flow, from 1e-9 to below 1.
+    most_products: products with the kernel after which a flow ends, with the steps reached by then (at most 50,000).
 
-    `loss` is "ce", "mse", a `Loss` of your own, or a function of outputs and targets that gives one value per sample
-    (convex in the outputs); what falls is its mean over samples. "ce" is cross-entropy of the softmax. "mse" is half
-    the mean over outputs of the squared error, (1/d2) Σ_j ½(f_j − Y_j)²: half of `F.mse_loss`, so that a step is half
-    of one on that.
-    `kernel` is "full" for J Jᵀ, exactly the linearised network f0 + J (w − w0), or "trace" for the kernel [N, N] that
-    `J.kernel()` gives, the same for every output; the outputs are then not those of the linearised network.
-    `rtol`, from 1e-9 to below 1, is the relative error of each step of an integrated flow.
+    Cost: `flow` takes products in proportion to the square root of the stiffness, `paper` as many and a residual for
+    each whole step, `descent` one for each step. `mse` with `flow` is solved in closed form, whatever ηt is: by
+    eigenvalues (`trace`), or in a Krylov space of as many [N, d2] arrays as it takes products (`full`).
+    Memory: a few [N, d2] arrays beside J, and for `trace` the kernel.
     """
     check_jacobian(J)
     criterion = find_loss(loss)
@@ -131,53 +133,187 @@ def evolve(
     if not bool(criterion.beyond_rounding(f0, Y.to(f0.dtype)).norm() > 0):  # nothing to learn: R stays 0
         still = f0.expand(len(wanted), N, d2)
         return Evolution(J, lr, wanted, torch.zeros_like(still), lambda: still)
-    # The closed form needs the whole kernel; a flow too large for it is integrated like any other.
-    fits = N * N * f0.element_size() <= KERNEL_BYTES
-    if (loss, kernel) == ("mse", "trace") and (scheme == "paper" or (scheme == "flow" and fits)):
-        residuals, trajectory, stats = spectral(J, f0, Y, lr, wanted, scheme)
-    elif scheme == "descent":
-        residuals, trajectory, stats = descent(kernel_product(J, kernel, fits), f0, Y, lr, wanted, criterion)
-    else:
 
-        def solve(J: Jacobian) -> Solution:
-            integrated = sampled_flow if scheme == "paper" else flow
-            theta = kernel_product(J, kernel, fits)
-            return integrated(theta, f0.to(J.dtype), Y, lr, wanted, criterion, rtol, most_products)
+    def solve(J: Jacobian) -> Solution:
+        theta, start = _kernel_product(J, kernel), f0.to(J.dtype)
+        if scheme == "descent":
+            return _descent(theta, start, Y, lr, wanted, criterion)
+        integrated = _sampled_flow if scheme == "paper" else _flow
+        return integrated(theta, start, Y, lr, wanted, criterion, rtol, most_products)
 
-        linear = (loss, kernel) == ("mse", "full")
-        residuals, trajectory, stats = (
-            krylov_flow(J, f0, Y, lr, wanted, rtol) if linear else None
-        ) or _flow_as_far_as_it_goes(solve, J, len(wanted))
-    return Evolution(J, lr, wanted[: len(residuals)], finite(residuals).to(J.dtype), trajectory, stats)
+    solution: Solution | None = None
+    if loss == "mse" and kernel == "trace" and scheme != "descent":
+        solution = _spectral(J, f0, Y, lr, wanted, scheme)
+    elif loss == "mse" and scheme == "flow":
+        solution = _krylov_flow(J, f0, Y, lr, wanted, rtol)
+    residuals, trajectory, stats = solution or _as_far_as_it_goes(solve, J, len(wanted))
+    return Evolution(J, lr, wanted[: len(residuals)], _finite(residuals).to(J.dtype), trajectory, stats)
 
 
-def _flow_as_far_as_it_goes(solve: Callable[[Jacobian], Solution], J: Jacobian, steps: int) -> Solution:
-    """The flow by `solve`; where its error cannot be held, again with products in float64; where that fails too, or
-    the cost has no end, the steps that were reached. `Statistics.fallback` says which; `NumericalError` where not one
-    was.
+def _as_far_as_it_goes(solve: Callable[[Jacobian], Solution], J: Jacobian, steps: int) -> Solution:
+    """What `solve` gives; where the error of a flow cannot be held, again with products in float64; where that fails
+    too, or the cost has no end, the steps that were reached. `Statistics.fallback` says which; `NumericalError` where
+    not one was.
     """
     best = solve(J)
     why, dear = best[2].stopped, best[2].exhausted
     if not why:
         return best
-    said = ""
+    remarks = []
     if not dear and J.dtype != torch.float64:
         again = solve(J.double())
         again[2].evaluations += best[2].evaluations
         if len(again[0]) >= len(best[0]):
-            best, said = again, "products in float64"
+            best, remarks = again, ["products in float64"]
     residuals, trajectory, stats = best
     if not len(residuals):
         hint = "take shorter steps or a larger rtol" if dear else "look for extreme rows in the Jacobian"
         hint += "; inputs far from mean 0 and deviation 1 must be scaled first (ntkfl train --standardize)"
         raise NumericalError(f"the flow could not be integrated: {why}; {hint}")
     if len(residuals) < steps:
-        short = f"{len(residuals)} of {steps} candidates"
-        said = f"{said}, {short}" if said else short
-    return residuals, trajectory, replace(stats, fallback=f"{said}: {why}")
+        remarks.append(f"{len(residuals)} of {steps} candidates")
+    return residuals, trajectory, replace(stats, fallback=f"{', '.join(remarks)}: {why}")
+
+
+def _kernel_product(J: Jacobian, kernel: str) -> Product:
+    """R ↦ Θ R for the full kernel, never made, or for the trace kernel, made once."""
+    if kernel == "full":
+        return J.product
+    H = J.kernel()
+    return lambda R: (R.to(H.dtype).T.contiguous() @ H).T  # H is symmetric; this way is the faster
+
+
+def _flow(
+    theta: Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: Loss, rtol: float, most: int | None
+) -> Solution:
+    """R' = r(f0 + (η/N) Θ R), R(0) = 0, by Runge–Kutta–Chebyshev."""
+    rate = lr / len(f0)
+    Y = Y.to(f0.dtype)
+    rounding = 0.0 if f0.dtype == torch.float64 else torch.finfo(f0.dtype).eps
+
+    # Outputs are no better than the products they come from, so they stay in that precision; the state does not.
+    def outputs(R: Tensor) -> Tensor:
+        return torch.add(f0, theta(R), alpha=rate)
+
+    def slope(R: Tensor) -> Tensor:
+        return loss.residual(outputs(R), Y).double()
+
+    # The Jacobian of R' is −(η/N) Λ Θ with Λ the loss's curvature: similar to a symmetric positive one.
+    def stiffness(R: Tensor) -> Product:
+        f = outputs(R)
+        return lambda v: loss.curvature_product(f, Y, rate * theta(v)).double()
+
+    start = torch.zeros_like(f0, dtype=torch.float64)
+    states, stats = integrate(slope, start, steps, stiffness, rtol, rounding, most)
+    residuals = torch.stack(states) if states else f0.new_empty((0, *f0.shape))
+    return residuals, lambda: torch.stack([outputs(R) for R in residuals]), stats
+
+
+def _sampled_flow(
+    theta: Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: Loss, rtol: float, most: int | None
+) -> Solution:
+    """R(t) = Σ_{u<t} r(f(u)) at whole u, f' = (η/N) Θ r(f), by Runge–Kutta–Chebyshev.
+
+    The state is f: where R is interpolated, as in `_flow`, each f(u) would take a product with the kernel of its own.
+    """
+    rate, start, near = lr / len(f0), f0.double(), Y.to(f0.dtype)
+    total, done, wanted = loss.residual(start, Y), 0, frozenset(steps)
+    residuals: list[Tensor] = []
+    outputs: list[Tensor] = []
+
+    def slope(f: Tensor) -> Tensor:
+        return theta(loss.residual(f.to(f0.dtype), near)).double() * rate
+
+    def stiffness(f: Tensor) -> Product:
+        rounded = f.to(f0.dtype)
+        return lambda v: theta(loss.curvature_product(rounded, near, v.to(f0.dtype))).double() * rate
+
+    def add(f: Tensor) -> None:
+        nonlocal total, done
+        done += 1
+        if done in wanted:
+            residuals.append(total)
+            outputs.append(f)
+        total = total + loss.residual(f, Y)
+
+    _, stats = integrate(slope, start, range(1, int(steps[-1]) + 1), stiffness, rtol, 0.0, most, add)
+    summed = torch.stack(residuals) if residuals else f0.new_empty((0, *f0.shape))
+    return summed, lambda: torch.stack(outputs), stats
+
+
+def _krylov_flow(J: Jacobian, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], rtol: float) -> Solution | None:
+    """`mse` with the full kernel: R' = r − hΘR, h = η/(N d2), in a Krylov space; None where that grows too large.
+
+    In float32, products are wrong by up to eps·λ_max, which moves an eigenvalue of 0 enough to decay once htλ_max·eps
+    nears 1: for such long times they are made again in float64, from a copy of J.
+    """
+    d2 = f0.shape[1]
+    start, h, eps = (Y - f0.double()) / d2, lr / f0.numel(), torch.finfo(J.dtype).eps
+    found, stats = linear_flow(J.product, start, h, steps, 0.01 * rtol, eps), Statistics()
+    if J.dtype != torch.float64 and (found is None or h * found.largest * steps[-1] * eps > 0.1):
+        stats.evaluations = 0 if found is None else found.products
+        stats.fallback = "products in float64: after so long a time the rounding of float32 counts"
+        found = linear_flow(J.double().product, start, h, steps, 0.01 * rtol, eps)
+    if found is None:
+        return None
+    stats.evaluations += found.products
+    slopes = found.slopes
+    return found.residuals, lambda: Y - d2 * slopes, stats
+
+
+def _descent(theta: Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: Loss) -> Solution:
+    """Explicit gradient descent on the linearised model; the plain reference."""
+    rate = lr / f0.shape[0]
+    start = f0.double()
+    before = float(per_sample(loss, start, Y).mean())
+    f, R = start, torch.zeros_like(start)
+    outputs, residuals, done = [], [], 0
+    for wanted in steps:
+        while done < wanted:
+            R = R + loss.residual(f, Y)
+            f = start + rate * theta(R).double()
+            done += 1
+        now = float(per_sample(loss, f, Y).mean())
+        # The loss is convex in f, so stable descent cannot end above where it began.
+        if not math.isfinite(now) or now > before * (1 + 1e-6) + 1e-12:
+            raise NumericalError(
+                f"gradient descent diverged: after {done} steps of size {lr:g} the loss is {now:.4g}, "
+                f"against {before:.4g} at the start; take a smaller lr, or scheme 'flow', which has no stability limit"
+            )
+        outputs.append(f)
+        residuals.append(R)
+    return torch.stack(residuals), lambda: torch.stack(outputs), Statistics(evaluations=done)
+
+
+def _spectral(J: Jacobian, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], scheme: str) -> Solution:
+    """`mse` with the trace kernel, in closed form: with H = Q diag(λ) Qᵀ and h = η/(N d2), f(t) − Y decays as e^{−hλt}.
+
+    Accumulated residuals per eigenvalue: ∫_0^t e^{−hλu} du (`flow`) or Σ_{u<t} e^{−hλu} (`paper`), both t as λ → 0.
+    """
+    N, d2 = f0.shape
+    H, stats = J.kernel().double(), Statistics(evaluations=1)
+    if not bool(H.isfinite().all()) and J.dtype != torch.float64:
+        H, stats = J.double().kernel(), Statistics(evaluations=2, fallback="products in float64: the kernel overflowed")
+    eigenvalues, Q = torch.linalg.eigh(_finite(H))
+    decay = eigenvalues.clamp_min(0) * (lr / (N * d2))  # [N]; the kernel is positive semidefinite up to rounding
+    t = torch.tensor(steps, dtype=torch.float64, device=f0.device).unsqueeze(1)  # [S, 1]
+    per_step = torch.expm1(-decay) if scheme == "paper" else -decay
+    tiny = decay < 1e-300
+    weight = torch.where(tiny, t, torch.expm1(-decay * t) / torch.where(tiny, 1.0, per_step))  # [S, N]
+    start = Q.T @ (Y - f0.double())  # [N, d2]
+    residuals = Q @ (weight.unsqueeze(-1) * start) / d2
+    return residuals, lambda: Y - Q @ (torch.exp(-decay * t).unsqueeze(-1) * start), stats
+
+
+def _finite(values: Tensor) -> Tensor:
+    """The values, or an error that says where to look."""
+    if not bool(values.isfinite().all()):
+        raise NumericalError("the evolution produced values that are not finite: look for extreme rows in the Jacobian")
+    return values
 
 
 def _check_steps(steps: Sequence[float], lr: float, scheme: str) -> tuple[float, ...]:
+    """The steps as numbers; `ConfigError` where the scheme cannot take them."""
     if not (lr > 0 and math.isfinite(lr)):
         raise ConfigError(f"the learning rate must be a positive number, got {lr}")
     try:

@@ -42,10 +42,12 @@ class Eigen(NamedTuple):
 
     @property
     def size(self) -> int:
+        """n."""
         return self.values.shape[1] if self.vectors is None else self.vectors.shape[1]
 
     @property
     def partial(self) -> bool:
+        """Whether some directions have no vector of their own."""
         return self.vectors is not None and self.vectors.shape[2] < self.size
 
     @property

@@ -1,21 +1,27 @@
 """What a Jacobian can do, whatever it is stored as.
 
-A Jacobian J ∈ R^{N×d2×d} holds ∂f_j(x_i)/∂w for N samples, d2 outputs and d weights. It is kept as blocks of
-columns, one per layer, each in the smallest exact form known for that layer (`factored.py`, `layers/`), or dense
-(`dense.py`).
+A Jacobian J ∈ R^{N×d2×d} holds ∂f_j(x_i)/∂w for N samples, d2 outputs and d weights: row i is sample i's matrix
+[d2, d]. It is kept as blocks of columns, one per layer, each in the smallest exact form known for that layer
+(`factored.py`, `layers/`), or dense (`dense.py`), or with few entries (`sparse.py`).
+
+Two kernels follow from it: the full one, Θ = J Jᵀ over samples and outputs [N·d2, N·d2], and the trace kernel
+H_ij = (1/d2) ⟨J_i, J_j⟩_F, [N, N], which the paper uses for every output alike.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import EllipsisType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
 from ntkfl.errors import ModelError
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
 
 RowIndex = int | slice | Sequence[int] | Tensor
 HALF_TYPES = (torch.float16, torch.bfloat16)  # their kernels are summed in float32: a sum may leave their range
@@ -55,7 +61,7 @@ class Block(ABC):
 
     @abstractmethod
     def write_dense(self, out: Tensor) -> None:
-        """Fill this block's columns of out [N, d2, d]."""
+        """Fill this block's columns of out [N, d2, d], which is zero there."""
 
     @abstractmethod
     def norms(self) -> Tensor:
@@ -73,23 +79,30 @@ class Jacobian(ABC):
 
     @abstractmethod
     def jvp(self, delta: Tensor) -> Tensor:
-        """J δ, the change of the linearised outputs: [..., d] -> [..., N, d2]."""
+        """J δ, the change of the linearised outputs: [..., d] -> [..., N, d2].
+
+        Costs about a forward pass for every leading direction; no more memory than the result and a layer's outputs.
+        """
 
     @abstractmethod
     def vjp(self, cotangent: Tensor) -> Tensor:
-        """Jᵀ R summed over samples and outputs: [..., N, d2] -> [..., d]."""
+        """Jᵀ R summed over samples and outputs: [..., N, d2] -> [..., d]. Costs what `jvp` does."""
 
     def __matmul__(self, delta: Tensor) -> Tensor:
         """J @ δ is `jvp`."""
         return self.jvp(delta)
 
     def product(self, cotangent: Tensor) -> Tensor:
-        """Θ R = J Jᵀ R with the full kernel, which is never made: [N, d2] -> [N, d2]."""
+        """Θ R = J Jᵀ R with the full kernel, which is never made: [N, d2] -> [N, d2]. Costs a `vjp` and a `jvp`."""
         return self.jvp(self.vjp(cotangent))
 
     @abstractmethod
     def gram(self, other: Jacobian) -> Tensor:
-        """(1/d2)⟨J_i, J'_j⟩_F against another Jacobian of the same network: [N, N']."""
+        """(1/d2)⟨J_i, J'_j⟩_F against another Jacobian of the same network: [N, N'].
+
+        A layer of n_in inputs and n_out outputs used once per sample costs N·N'·(d2·n_out + n_in) multiplications,
+        where its derivatives would take N·N'·d2·n_out·n_in.
+        """
 
     @abstractmethod
     def dense(self) -> Tensor:
@@ -108,38 +121,19 @@ class Jacobian(ABC):
 
         Computed by blocks of the upper triangle: half the products, and blocks that stay in a CPU's cache.
         """
-        H = torch.empty(len(self), len(self), dtype=self.dtype, device=self.device)  # blocks may be float32
-        for rows, columns, block in self._upper_triangle():
-            H[rows, columns] = block
-            H[columns, rows] = block.T
-        return H
-
-    def kernel_product(self, R: Tensor) -> Tensor:
-        """H R with the trace kernel, [N, k] -> [N, k]: every block is made anew and let go, so no N×N memory is held.
-
-        For kernels too large to keep: a product costs what the kernel does.
-        """
-        R = self._check("R", R, ())
-        if R.ndim not in (1, 2) or len(R) != len(self):
-            raise ModelError(f"R must have shape [{len(self)}, k], got {list(R.shape)}")
-        R = R.float() if R.dtype in HALF_TYPES else R
-        out = torch.zeros_like(R)
-        for rows, columns, block in self._upper_triangle():
-            out[rows] += block @ R[columns]
-            if rows != columns:
-                out[columns] += block.T @ R[rows]
-        return out.to(self.dtype)
-
-    def _upper_triangle(self) -> Iterator[tuple[slice, slice, Tensor]]:
-        """The trace kernel's blocks on and above the diagonal, with their rows and columns; float32 of half types."""
+        if self.dtype in HALF_TYPES:
+            return self.to(torch.float32).kernel().to(self.dtype)
+        H = torch.empty(len(self), len(self), dtype=self.dtype, device=self.device)
         size = 512 if self.device.type == "cpu" else 8192
         at = [slice(i, min(i + size, len(self))) for i in range(0, len(self), size)]
         parts = [self[rows] for rows in at]
-        for i, part in enumerate(parts):
-            left = _widened(part)
-            for j, other in enumerate(parts[i:], start=i):
-                block = left.gram(left if i == j else _widened(other))
-                yield at[i], at[j], (block + block.T) / 2 if i == j else block
+        for i, left in enumerate(parts):
+            for j, right in enumerate(parts[i:], start=i):
+                block = left.gram(right)
+                H[at[i], at[j]] = (block + block.T) / 2 if i == j else block
+                if i != j:
+                    H[at[j], at[i]] = block.T
+        return H
 
     @abstractmethod
     def norms(self) -> Tensor:
@@ -171,12 +165,40 @@ class Jacobian(ABC):
         """The same in float64."""
         return self.to(torch.float64)
 
+    def to_scipy(self) -> LinearOperator:
+        """J as a `scipy.sparse.linalg.LinearOperator` [N·d2, d], row i·d2 + j the output j of sample i.
+
+        For SciPy's solvers (`lsmr`, `svds`, `eigsh` of J Jᵀ): products are `jvp` and `vjp`, several vectors at once in
+        `matmat`. Nothing is made dense, but vectors are copied to this Jacobian's device and back. Needs SciPy.
+        """
+        import numpy as np
+        from scipy.sparse.linalg import LinearOperator
+
+        if self.dtype in HALF_TYPES:  # NumPy does not have both
+            return self.to(torch.float32).to_scipy()
+        N, d2, d = self.shape
+
+        def tensor(columns: Any) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(columns.T)).to(self.device, self.dtype)
+
+        def forth(columns: Any) -> Any:  # [d, k] or [d] -> [N·d2, k] or [N·d2]
+            return self.jvp(tensor(columns)).flatten(-2).detach().cpu().numpy().T
+
+        def back(columns: Any) -> Any:  # [N·d2, k] or [N·d2] -> [d, k] or [d]
+            rows = tensor(columns)
+            return self.vjp(rows.view(*rows.shape[:-1], N, d2)).detach().cpu().numpy().T
+
+        dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
+        return LinearOperator((N * d2, d), forth, back, forth, dtype, back)
+
     @property
     def dtype(self) -> torch.dtype:
+        """The type of the derivatives."""
         return next(t.dtype for t in self.tensors() if t.is_floating_point())  # tokens and positions are integers
 
     @property
     def device(self) -> torch.device:
+        """Where the rows are."""
         return self.tensors()[0].device
 
     @property
@@ -192,8 +214,9 @@ class Jacobian(ABC):
         return f"{type(self).__name__}(N={N}, d2={d2}, d={d}, {self.nbytes / 2**20:.1f} MiB, {self.dtype})"
 
     def _check(self, what: str, tensor: Tensor, tail: tuple[int, ...]) -> Tensor:
+        """The tensor in this Jacobian's type; `ModelError` unless its shape ends in `tail`."""
         if not isinstance(tensor, Tensor):
-            raise ModelError(f"{what} must be a tensor, got {_kind(tensor)}")
+            raise ModelError(f"{what} must be a tensor, got an object of type {type(tensor).__name__}")
         if tuple(tensor.shape[tensor.ndim - len(tail) :]) != tail:
             raise ModelError(f"{what} must end in shape {list(tail)}, got {list(tensor.shape)}")
         return tensor.to(device=self.device, dtype=self.dtype)
@@ -210,12 +233,14 @@ class BlockJacobian(Jacobian):
 
     @property
     def layout(self) -> Hashable:
+        """The shape of a row, and the form of each block."""
         return (self.shape[1:], tuple(block.layout for block in self.blocks))
 
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(t for block in self.blocks for t in block.tensors())
 
     def jvp(self, delta: Tensor) -> Tensor:
+        """J δ = Σ_b J_b δ_b over the blocks."""
         N, d2, d = self.shape
         delta = self._check("delta", delta, (d,))
         out = delta.new_zeros((*delta.shape[:-1], N, d2))
@@ -224,6 +249,7 @@ class BlockJacobian(Jacobian):
         return out
 
     def vjp(self, cotangent: Tensor) -> Tensor:
+        """Each block writes its own columns."""
         N, d2, d = self.shape
         cotangent = self._check("the cotangent", cotangent, (N, d2))
         out = cotangent.new_zeros((*cotangent.shape[:-2], d))
@@ -242,12 +268,13 @@ class BlockJacobian(Jacobian):
         return total
 
     def gram(self, other: Jacobian) -> Tensor:
+        """The sum of the blocks' own; through dense rows where the forms differ."""
         check_same_network([self, other])
         if not isinstance(other, BlockJacobian):
             return other.gram(self).T
         if self.dtype in HALF_TYPES:
-            wide = _widened(self)
-            return wide.gram(wide if other is self else _widened(other)).to(self.dtype)
+            wide = self.to(torch.float32)
+            return wide.gram(wide if other is self else other.to(torch.float32)).to(self.dtype)
         if self.layout != other.layout:
             return _dense_gram(self, other)
         total = self.blocks[0].gram(other.blocks[0])
@@ -262,6 +289,7 @@ class BlockJacobian(Jacobian):
         return out
 
     def norms(self) -> Tensor:
+        """The root of the sum of squares over blocks."""
         return torch.stack([block.norms() for block in self.blocks]).square().sum(0).sqrt()
 
     def scaled(self, factors: Tensor) -> BlockJacobian:
@@ -275,25 +303,18 @@ class BlockJacobian(Jacobian):
     def __getitem__(self, index: RowIndex) -> BlockJacobian:
         plain = isinstance(index, slice) and index.step in (None, 1)
         rows = index if plain else row_index(index, len(self), self.device)
-        return BlockJacobian(
-            [block.with_tensors(tuple(t[rows] for t in block.tensors())) for block in self.blocks], *self.shape[1:]
-        )
+        return self.mapped(lambda t: t[rows])
 
 
 def check_jacobian(J: object) -> None:
+    """`ModelError` for what is no Jacobian."""
     if not isinstance(J, Jacobian):
-        raise ModelError(f"J must be a Jacobian of ntkfl.jacobian, got {_kind(J)}")
-
-
-def _kind(value: object) -> str:
-    return "a tensor" if isinstance(value, Tensor) else f"an object of type {type(value).__name__}"
-
-
-def _widened(J: Jacobian) -> Jacobian:
-    return J.to(torch.float32) if J.dtype in HALF_TYPES else J
+        kind = "a tensor" if isinstance(J, Tensor) else f"an object of type {type(J).__name__}"
+        raise ModelError(f"J must be a Jacobian of ntkfl.jacobian, got {kind}")
 
 
 def check_same_network(jacobians: Sequence[Jacobian]) -> None:
+    """`ModelError` unless all have the same outputs, weights, type and device."""
     first = jacobians[0]
     for J in jacobians[1:]:
         check_jacobian(J)
@@ -315,16 +336,13 @@ def row_norms(rows: Tensor) -> Tensor:
 
 
 def row_index(index: RowIndex, length: int, device: torch.device) -> Tensor:
+    """Row numbers [n] that an index of rows means."""
     # Of a tensor [N, d2, d], J[0, 1] would be one output's derivatives; as a list of rows it would be taken in silence.
     if isinstance(index, tuple | EllipsisType | None):
-        raise ModelError(f"an index of a Jacobian is of rows only: J[[0, 1]], or J.dense()[...]; got {index!r}")
-    everything = torch.arange(length)
-    if isinstance(index, Tensor):
-        rows = everything[index.cpu()]
-    elif isinstance(index, slice):
-        rows = everything[index]
-    else:
-        rows = everything[torch.as_tensor(index, dtype=None if isinstance(index, int) or len(index) else torch.int64)]
+        raise ModelError(f"a Jacobian is indexed by rows only: use J[[0, 1]], or J.dense()[...]; got {index!r}")
+    if not isinstance(index, slice | Tensor):
+        index = torch.as_tensor(index, dtype=None if isinstance(index, int) or len(index) else torch.int64)
+    rows = torch.arange(length)[index.cpu() if isinstance(index, Tensor) else index]
     return rows.reshape(-1).to(device)
 
 

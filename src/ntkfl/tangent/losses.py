@@ -66,6 +66,12 @@ class Loss:
         root: Tensor = vectors * eigenvalues.clamp_min(0).sqrt().unsqueeze(-2)
         return root
 
+    def drawn_root(self, f: Tensor, Y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """One random column r [..., N, d2, 1] with E r rᵀ = ∂²ℓ/∂f²: `hessian_root` times a standard normal vector."""
+        R = self.hessian_root(f, Y)
+        z = torch.randn((*R.shape[:-2], R.shape[-1], 1), dtype=R.dtype, device=R.device, generator=generator)
+        return R @ z
+
     def targets(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         """Y [N, d2] of labels y: classes [N] become one-hot rows; real y [N, d2] is taken as it is."""
         if not y.is_floating_point():
@@ -98,6 +104,7 @@ class CrossEntropy(Loss):
         return -(Y * f.log_softmax(dim=-1)).sum(dim=-1)
 
     def residual(self, f: Tensor, Y: Tensor) -> Tensor:
+        """Y − softmax(f)."""
         return Y - _softmax(f)
 
     def curvature_product(self, f: Tensor, Y: Tensor, v: Tensor) -> Tensor:
@@ -109,6 +116,12 @@ class CrossEntropy(Loss):
         """diag(√p) − p √pᵀ."""
         p = f.softmax(dim=-1)
         return torch.diag_embed(p.sqrt()) - p.unsqueeze(-1) * p.sqrt().unsqueeze(-2)
+
+    def drawn_root(self, f: Tensor, Y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """p − (one-hot label drawn from p): the gradient for a label of the model's own prediction p = softmax(f)."""
+        p = f.softmax(dim=-1)
+        label = torch.multinomial(p.flatten(0, -2), 1, generator=generator)
+        return p.unsqueeze(-1) - torch.zeros_like(p.flatten(0, -2)).scatter_(1, label, 1).view(*p.shape, 1)
 
     def targets(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         """Real y are probabilities."""
@@ -133,9 +146,11 @@ class MeanSquared(Loss):
         return 0.5 * (f - Y).square().mean(dim=-1)
 
     def residual(self, f: Tensor, Y: Tensor) -> Tensor:
+        """(Y − f) / d2."""
         return (Y - f) / f.shape[-1]
 
     def curvature_product(self, f: Tensor, Y: Tensor, v: Tensor) -> Tensor:
+        """v / d2."""
         return v / f.shape[-1]
 
     def hessian_root(self, f: Tensor, Y: Tensor) -> Tensor:
@@ -185,6 +200,7 @@ def find_loss(loss: AnyLoss) -> Loss:
 
 
 def _named(name: str) -> Loss:
+    """The loss of a name `package.module:name`."""
     found: Any = find_factory(name)
     if isinstance(found, type) and issubclass(found, Loss):
         return found()

@@ -50,6 +50,7 @@ class RidgeSums:
         return RidgeSums(*(mine - its for mine, its in zip(self.parts(), other.parts(), strict=True)))
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """n, G, C, q."""
         return self.samples, self.gram, self.cross, self.squares
 
     def error(self, weights: Tensor) -> Tensor:

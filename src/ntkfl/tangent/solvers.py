@@ -60,13 +60,27 @@ def integrate(
 
     The state is float64 whatever precision `rhs` computes in: the recursion amplifies rounding of its state by s².
     `rounding` is that precision: slopes carry it, times the stiffness, into what is interpolated (`_between`).
-    F is evaluated `most_products` times at most, or 50,000 times where that is not given or more.
+    Evaluations of F and estimates of its stiffness are `most_products` at most, 50,000 where that is not given or more.
     """
     stats = Statistics()
+
+    def field(y: Tensor) -> Tensor:
+        stats.evaluations += 1
+        return rhs(y)
+
     y = start.double()
-    field = Field(rhs)
     slope = field(y)
-    radius = _Radius(stiffness, slope)
+    # The first change of the state points along the stiffest directions, nearly; an irregular part has the others.
+    wave = torch.arange(slope.numel(), dtype=slope.dtype, device=slope.device).mul_(math.sqrt(7)).square_().cos_()
+    vector = slope + 0.1 * slope.norm() / wave.norm() * wave.view(slope.shape)
+
+    def radius(y: Tensor) -> float:
+        """An upper estimate of the spectral radius of F's Jacobian, begun from the last one's eigenvector."""
+        nonlocal vector
+        value, vector, products = largest_eigenvalue(stiffness(y), vector)
+        stats.evaluations += products + 1  # one for F's Jacobian itself
+        return 1.2 * value
+
     out: list[Tensor] = []
     keep = collect or out.append
     t, pending = 0.0, deque(times)
@@ -78,9 +92,9 @@ def integrate(
         if not math.isfinite(rho):
             stats.stopped = f"the kernel's largest eigenvalue is not finite at time {t:.3g} of {times[-1]:.3g}"
             break
-        room = allowed - field.evaluations - 1  # of a step's stages; one more evaluation is for its error
+        room = allowed - stats.evaluations - 1  # of a step's stages; one more evaluation is for its error
         if stats.accepted + stats.rejected >= _MOST_STEPS or room < 2:
-            cost = f"{stats.accepted + stats.rejected} steps and {field.evaluations} products with the kernel"
+            cost = f"{stats.accepted + stats.rejected} steps and {stats.evaluations} products with the kernel"
             stats.stopped, stats.exhausted = f"{cost} reached only time {t:.3g} of {times[-1]:.3g}", True
             break
         h = min(h, times[-1] - t)
@@ -116,19 +130,7 @@ def integrate(
         since_radius += 1
         if since_radius >= _RADIUS_EVERY and pending:
             rho, since_radius = radius(y), 0
-    stats.evaluations = field.evaluations + radius.products
     return out, stats
-
-
-class Field:
-    """F, and how often it was evaluated."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        self.function, self.evaluations = function, 0
-
-    def __call__(self, y: Tensor) -> Tensor:
-        self.evaluations += 1
-        return self.function(y)
 
 
 def chebyshev_step(field: Callable[[Tensor], Tensor], y: Tensor, slope: Tensor, h: float, stages: int) -> Tensor:
@@ -163,7 +165,9 @@ def _coefficients(stages: int) -> tuple[float, tuple[tuple[float, float, float, 
     return b[1] * w1, tuple(rows)
 
 
-def _first_step(field: Field, y: Tensor, slope: Tensor, rho: float, end: float, rtol: float) -> float:
+def _first_step(
+    field: Callable[[Tensor], Tensor], y: Tensor, slope: Tensor, rho: float, end: float, rtol: float
+) -> float:
     """A first step from the second derivative met by one Euler step, as the reference implementation does."""
     h = min(end, 1.0 / rho) if rho > 0 else end
     trial = y + h * slope
@@ -172,36 +176,13 @@ def _first_step(field: Field, y: Tensor, slope: Tensor, rho: float, end: float, 
     return min(end, h / math.sqrt(max(change / size, 1e-6)) * 0.1)
 
 
-class _Radius:
-    """Upper estimates of the spectral radius of F's Jacobian, each begun from the last one's eigenvector."""
-
-    def __init__(self, stiffness: Callable[[Tensor], Callable[[Tensor], Tensor]], slope: Tensor) -> None:
-        self.stiffness, self.products = stiffness, 0
-        # The first change of the state points along the stiffest directions, nearly; an irregular part has the others.
-        wave = torch.arange(slope.numel(), dtype=slope.dtype, device=slope.device)
-        wave = wave.mul_(math.sqrt(7)).square_().cos_()
-        size = 0.1 * slope.norm() / wave.norm()
-        self.vector = slope + size * wave.view(slope.shape)
-
-    def __call__(self, y: Tensor) -> float:
-        product = self.stiffness(y)
-        self.products += 1
-
-        def counted(v: Tensor) -> Tensor:
-            self.products += 1
-            return product(v)
-
-        value, self.vector = largest_eigenvalue(counted, self.vector)
-        return 1.2 * value
-
-
 def _stages(h: float, rho: float) -> int:
     """Enough for a stable step of size h."""
     return max(2, 1 + math.isqrt(int(1.54 * h * rho + 1)))
 
 
 def _between(
-    field: Field,
+    field: Callable[[Tensor], Tensor],
     at: float,
     h: float,
     start: tuple[Tensor, Tensor],
@@ -237,20 +218,20 @@ def _hermite(s: float, h: float, y0: Tensor, f0: Tensor, y1: Tensor, f1: Tensor)
 
 def largest_eigenvalue(
     product: Callable[[Tensor], Tensor], start: Tensor, iterations: int = 20, tolerance: float = 0.05
-) -> tuple[float, Tensor]:
-    """Power iteration for an operator with real nonnegative spectrum: (estimate from below, its vector).
+) -> tuple[float, Tensor, int]:
+    """Power iteration for an operator with real nonnegative spectrum: an estimate from below, its vector, products.
 
     A start close to the answer, the vector of an earlier call, ends it after two products.
     """
     v = start / start.norm().clamp_min(1e-300)
     value = 0.0
-    for _ in range(iterations):
+    for count in range(1, iterations + 1):
         image = product(v)
         norm = float(image.norm())
         if not norm > 0 or not math.isfinite(norm):
-            return norm, v
+            return norm, v, count
         v = image / norm
         if abs(norm - value) <= tolerance * norm:
-            return norm, v
+            return norm, v, count
         value = norm
-    return value, v
+    return value, v, iterations

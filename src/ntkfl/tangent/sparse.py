@@ -24,8 +24,8 @@ class SparseBlock(Block):
     A position is j·d + c for output j and weight c; positions increase strictly along a row. They are held as int32
     wherever d2·d permits: half the memory, and products that run three times as fast as with int64.
 
-    Products go through compressed-row matrices of J [N·d2, d] and of Jᵀ, each built when first needed and kept, so
-    that an evolution's several hundred products pay for it once; with them a block takes about 20 bytes an entry.
+    Products go through compressed-row matrices of J [N·d2, d] and of Jᵀ, made when first needed and kept, so that an
+    evolution's several hundred products pay for them once; with them a block takes about 20 bytes an entry.
     """
 
     def __init__(self, values: Tensor, positions: Tensor, outputs: int, columns: int) -> None:
@@ -34,11 +34,11 @@ class SparseBlock(Block):
         self.values = values
         self.positions = positions.to(index_type(size))
         self.outputs, self.columns = outputs, columns
-        self._matrix: Tensor | None = None  # J as [N·d2, d]
-        self._transpose: Tensor | None = None
+        self._compressed: tuple[Tensor, Tensor] | None = None  # J and Jᵀ
 
     @property
     def layout(self) -> Hashable:
+        """Rows of as many entries."""
         return ("sparse", self.outputs, self.columns, self.values.shape[1])
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -49,13 +49,17 @@ class SparseBlock(Block):
         return type(self)(values, positions, self.outputs, self.columns)
 
     def add_jvp(self, out: Tensor, delta: Tensor) -> None:
-        out += _product(self._forth(), delta, delta.shape[:-1]).reshape(out.shape)
+        """With J in compressed rows."""
+        out += _product(self._matrices()[0], delta, delta.shape[:-1]).reshape(out.shape)
 
     def add_vjp(self, out: Tensor, cotangent: Tensor) -> None:
-        out += _product(self._back(), cotangent, cotangent.shape[:-2]).reshape(out.shape)
+        """With Jᵀ in compressed rows."""
+        out += _product(self._matrices()[1], cotangent, cotangent.shape[:-2]).reshape(out.shape)
 
     def product(self, cotangent: Tensor) -> Tensor:
-        return (self._forth() @ (self._back() @ cotangent.reshape(-1))).view(cotangent.shape)
+        """Both, one after the other."""
+        forth, back = self._matrices()
+        return (forth @ (back @ cotangent.reshape(-1))).view(cotangent.shape)
 
     def gram(self, other: Self) -> Tensor:
         """Sparse rows of this block times a few rows of `other` at a time, spread out as columns [d2·d, few].
@@ -64,7 +68,7 @@ class SparseBlock(Block):
         """
         N, k = self.values.shape
         size, device = self.outputs * self.columns, self.values.device
-        starts = torch.arange(0, (N + 1) * k, k, dtype=index_type(max(size, N * k)), device=device)
+        starts = torch.arange(0, (N + 1) * k, k, device=device)
         mine = _compressed(starts, self.positions.reshape(-1), self.values.reshape(-1), (N, size))
         # Columns that stay in a CPU's cache; an accelerator wants fewer, larger products.
         most, budget = (32, 2**23) if device.type == "cpu" else (1024, 2**27)
@@ -72,10 +76,8 @@ class SparseBlock(Block):
         out = self.values.new_empty((N, len(other.values)))
         for at in range(0, len(other.values), few):
             values, positions = other.values[at : at + few], other.positions[at : at + few].long()
-            width = len(values)
-            spread = values.new_zeros(size * width)
-            spread[(positions * width + torch.arange(width, device=device).unsqueeze(1)).view(-1)] = values.reshape(-1)
-            out[:, at : at + width] = mine @ spread.view(size, width)
+            spread = values.new_zeros(size, len(values)).scatter_(0, positions.T, values.T)
+            out[:, at : at + few] = mine @ spread
         return out
 
     def write_dense(self, out: Tensor) -> None:
@@ -89,43 +91,29 @@ class SparseBlock(Block):
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles carry what is stored, not what can be built from it.
-        return self.__dict__ | {"_matrix": None, "_transpose": None}
+        return self.__dict__ | {"_compressed": None}
 
-    def _forth(self) -> Tensor:
-        if self._matrix is None:
-            self._matrix = self._rows_of_outputs()
-        return self._matrix
+    def _matrices(self) -> tuple[Tensor, Tensor]:
+        """J [N·d2, d] and Jᵀ [d, N·d2]."""
+        if self._compressed is None:
+            N = len(self.values)
+            sample = torch.arange(N, device=self.values.device).unsqueeze(1)
+            row = (sample * self.outputs + self.positions // self.columns).view(-1)  # increasing
+            column, values = (self.positions % self.columns).view(-1), self.values.reshape(-1)
+            # Stable, so that rows increase within a weight; the narrowest integers sort fastest.
+            order = torch.argsort(column.to(torch.int16) if self.columns <= 2**15 else column, stable=True)
+            shape = (N * self.outputs, self.columns)
+            self._compressed = (
+                _compressed(_starts(row, shape[0]), column, values, shape),
+                _compressed(_starts(column, shape[1]), row[order], values[order], (shape[1], shape[0])),
+            )
+        return self._compressed
 
-    def _back(self) -> Tensor:
-        if self._transpose is None:
-            self._transpose = self._rows_of_weights()
-        return self._transpose
 
-    def _rows_of_outputs(self) -> Tensor:
-        N, k = self.values.shape
-        total = N * k
-        index = index_type(max(total, N * self.outputs, self.columns))
-        # Positions increase, so an output's entries lie together: those between two multiples of d.
-        bounds = torch.arange(self.outputs, device=self.values.device, dtype=self.positions.dtype) * self.columns
-        found = torch.searchsorted(self.positions.contiguous(), bounds.expand(N, -1).contiguous())
-        starts = found + torch.arange(N, device=found.device).unsqueeze(1) * k
-        pointers = torch.cat([starts.view(-1), starts.new_full((1,), total)]).to(index)
-        columns = (self.positions.reshape(-1) % self.columns).to(index)
-        return _compressed(pointers, columns, self.values.reshape(-1), (N * self.outputs, self.columns))
-
-    def _rows_of_weights(self) -> Tensor:
-        N, k = self.values.shape
-        index = index_type(max(N * k, N * self.outputs, self.columns))
-        flat = self.positions.reshape(-1)
-        output = torch.div(self.positions, self.columns, rounding_mode="floor").to(index)
-        output += torch.arange(N, device=flat.device, dtype=index).unsqueeze(1) * self.outputs
-        column = flat % self.columns
-        # Stable, so that outputs increase within a weight; sorting the narrowest integers is the fastest.
-        order = torch.argsort(column.to(torch.int16) if self.columns <= 2**15 else column, stable=True)
-        pointers = torch.zeros(self.columns + 1, dtype=index, device=flat.device)
-        pointers[1:] = torch.bincount(column, minlength=self.columns).cumsum(0)
-        values, outputs = (t.reshape(-1).index_select(0, order) for t in (self.values, output))
-        return _compressed(pointers, outputs, values, (self.columns, N * self.outputs))
+def _starts(rows: Tensor, count: int) -> Tensor:
+    """Where each of `count` rows begins, and where the last one ends: [count + 1]."""
+    counts = torch.bincount(rows, minlength=count)
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
 def _product(matrix: Tensor, vectors: Tensor, lead: torch.Size) -> Tensor:
@@ -137,14 +125,16 @@ def _product(matrix: Tensor, vectors: Tensor, lead: torch.Size) -> Tensor:
     return (matrix @ flat.T.contiguous()).T.reshape(*lead, m)
 
 
-def _compressed(pointers: Tensor, indices: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+def _compressed(starts: Tensor, indices: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     """A compressed-row matrix, without PyTorch's note that it calls these beta."""
+    index = index_type(max(*shape, len(values)))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)
-        return torch.sparse_csr_tensor(pointers, indices.to(pointers.dtype), values, shape)
+        return torch.sparse_csr_tensor(starts.to(index), indices.to(index), values, shape)
 
 
 def index_type(size: int) -> torch.dtype:
+    """The narrowest integers that count so far."""
     return torch.int32 if size < 2**31 else torch.int64
 
 

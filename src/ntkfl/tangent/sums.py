@@ -34,11 +34,13 @@ class Layer(NamedTuple):
 
     @property
     def name(self) -> str:
+        """As arrays are named: columns of the weight, of the bias, and T where transposed."""
         bias = "" if self.bias is None else f"+{self.bias[0]}-{self.bias[1]}"
         return f"{self.weight[0]}-{self.weight[1]}{bias}{'T' * self.transposed}"
 
     @staticmethod
     def parse(name: str) -> Layer:
+        """The inverse of `name`."""
         match = _LAYER.fullmatch(name)
         if match is None:
             raise MessageError(f"{name!r} names no layer")
@@ -115,6 +117,7 @@ class Shaped(NamedTuple):
 
     @property
     def groups(self) -> int:
+        """Matrices that each factor has."""
         return len((self.outputs or self.inputs).values)  # type: ignore[union-attr]
 
     @property
@@ -129,8 +132,8 @@ class Shaped(NamedTuple):
 class Sums:
     """Sums over samples by name, all additive: those of two sets of samples add up to those of both.
 
-    `gradient` [d]; `samples` []; `<columns>/inputs` (`/constant` where no weight is before them, `/shared` of weights
-    that positions share) and `<columns>/outputs`, factors of the layer at these columns as triangles or, with
+    `gradient` [d]; `samples` []; `<columns>/inputs` (`/constant` where they do not depend on any trained
+    weight, `/shared` where positions share the weights) and `<columns>/outputs`, factors of the layer at these columns as triangles or, with
     `.diagonal` or `.sketch` behind the name, in that form; `rest`, the diagonal of C at all columns that no layer
     covers.
     """
@@ -199,7 +202,7 @@ class Sums:
 
 
 def is_constant(name: str) -> bool:
-    """Whether an array is a factor of inputs that no weight is before."""
+    """Whether an array is a factor of inputs that do not depend on any trained weight."""
     return name.partition("/")[2].startswith(CONSTANT)
 
 

@@ -6,29 +6,24 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Self
 
 import torch
 
 _STATUS = Path("/proc/self/status")
-_SAMPLED = 0.02  # seconds between looks at memory whose peak the system does not keep
 
 
-def update_peak(samples: int, side: int, hidden: int, device: torch.device, store: str = "memory") -> dict[str, float]:
+def update_peak(samples: int, side: int, hidden: int, device: torch.device) -> dict[str, float]:
     """Bytes at the peak and those the work added; its seconds, kernel products, and seconds a product.
 
     The work: Jacobian factors of clients of 200 samples each, streamed into one; the flow to the paper's steps; all
-    candidate weights. `store` is where the rows are: in "memory" (the device's) or "file". Empty where the
-    system does not say what memory it took.
+    candidate weights. Empty where the system does not say what memory it took.
     """
     if os.name != "posix":
         return {}
-    arguments = [str(samples), str(side), str(hidden), str(device), store]
+    arguments = [str(samples), str(side), str(hidden), str(device)]
     # Not -m: the package imports this module, which would then be there twice.
     code = "from ntkfl_experiments.bench.memory import _main; _main()"
     done = subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True)
@@ -43,7 +38,7 @@ def _main() -> None:
     from ntkfl_experiments.bench.inputs import many, synthetic
 
     samples, side, hidden = (int(a) for a in sys.argv[1:4])
-    device, store = torch.device(sys.argv[4]), sys.argv[5]
+    device = torch.device(sys.argv[4])
     x, y = many(samples, device) if side == 28 else synthetic(samples, side)
     torch.manual_seed(0)
     model = mlp(side * side, hidden, 10).to(device)
@@ -51,45 +46,19 @@ def _main() -> None:
     with torch.no_grad():
         f0 = model(x)
         evolve(jacobian(model, x[:50]), f0[:50], y[:50], 0.01, PAPER_STEPS)  # libraries warm up
-    with TemporaryDirectory() as folder, _Watched(device, store == "file") as memory:
-        began = time.perf_counter()
-        plan, stack = plan_jacobian(model, x), Stack(len(x), folder if store == "file" else None)
-        for client in torch.split(x, 200):
-            stack.add(jacobian(model, client, plan=plan))
-        built = time.perf_counter() - began
-        evolution = evolve(stack.whole(), f0, y, 0.01, PAPER_STEPS, rtol=NTKFL().tolerance)
-        evolution.deltas()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds, products = time.perf_counter() - began, evolution.statistics.evaluations
+    before, began = reset_peak(device), time.perf_counter()
+    plan, stack = plan_jacobian(model, x), Stack(len(x))
+    for client in torch.split(x, 200):
+        stack.add(jacobian(model, client, plan=plan))
+    built = time.perf_counter() - began
+    evolution = evolve(stack.whole(), f0, y, 0.01, PAPER_STEPS, rtol=NTKFL().tolerance)
+    evolution.deltas()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    seconds, products = time.perf_counter() - began, evolution.statistics.evaluations
+    peak = peak_bytes(device)
     figures = {"seconds": seconds, "jacobians": built, "products": products, "per_product": seconds / products}
-    print(json.dumps({"peak": memory.peak, "added": memory.peak - memory.before} | figures))
-
-
-class _Watched:
-    """Memory in use at the start, and at the peak between then and the end.
-
-    `own`: without the pages of files, which the system takes back when it needs them; looked at now and then.
-    """
-
-    def __init__(self, device: torch.device, own: bool) -> None:
-        self.device, self.own = device, own and device.type == "cpu" and _STATUS.exists()
-        self.before = self.peak = 0.0
-        self._ended = threading.Event()
-
-    def __enter__(self) -> Self:
-        self.before = _status("RssAnon") if self.own else reset_peak(self.device)
-        if self.own:
-            threading.Thread(target=self._look, daemon=True).start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self.peak = max(self.peak, _status("RssAnon")) if self.own else peak_bytes(self.device)
-
-    def _look(self) -> None:
-        while not self._ended.wait(_SAMPLED):
-            self.peak = max(self.peak, _status("RssAnon"))
+    print(json.dumps({"peak": peak, "added": peak - before} | figures))
 
 
 def reset_peak(device: torch.device) -> float:

@@ -119,11 +119,16 @@ class NoisySums(Method):
     # -- How wide the noise is, and what it costs --------------------------------------------------------------------
 
     def releases(self, privacy: Privacy, rounds: int) -> list[Release]:
-        """ρ of so many rounds, at most, by the noise of `noise_clients` clients; none without ε."""
+        """ρ of so many rounds, at most, by the noise of `noise_clients` clients; none without ε.
+
+        Whether the first round releases more is the network's: with credit for sampling either may cost more in all.
+        """
         if privacy.epsilon is None:
             return []
-        shared = (self.first_share, privacy.noise_clients, privacy.sampling_rate)
-        return SumBudget(privacy.epsilon, privacy.delta, privacy.budget_rounds, *shared).releases(rounds)
+        spread, counted = (privacy.epsilon, privacy.delta, privacy.budget_rounds), privacy.noise_clients
+        budgets = [SumBudget(*spread, once, counted, privacy.sampling_rate) for once in (self.first_share, 0.0)]
+        found = [budget.releases(rounds) for budget in budgets]
+        return max(found, key=lambda releases: sum(rho * times for rho, times in releases))
 
     def budget(self, task: Task) -> SumBudget | None:
         """None without ε."""
@@ -154,11 +159,15 @@ class NoisySums(Method):
         found: dict[str, float | str] = {"epsilon": budget.spent(round), "delta": privacy.delta, "unit": privacy.unit}
         return found if privacy.sampling_rate == 1 else found | {"epsilon_always_drawn": budget.spent(round, 1.0)}
 
+    def check_privacy(self, privacy: Privacy) -> None:
+        """`ConfigError` for settings under which the noise would not be worth ε."""
+        if privacy.unit not in self.units:
+            raise ConfigError(f"{self.name} protects a {' or a '.join(self.units)}, not a {privacy.unit}: set unit")
+
     def check_round(self, task: Task, round: int, cohort: Sequence[int] = ()) -> None:
         """`ConfigError` where ε is not for this round or unit, or where more clients are drawn than it counts on."""
         privacy = task.privacy
-        if privacy.unit not in self.units:
-            raise ConfigError(f"{self.name} protects a {' or a '.join(self.units)}, not a {privacy.unit}: set unit")
+        self.check_privacy(privacy)
         if round > privacy.budget_rounds:
             raise ConfigError(f"round {round}: ε was for {privacy.budget_rounds} rounds (budget_rounds), and is spent")
         if privacy.sampling_rate < 1 and len(cohort) > privacy.sampling_rate * task.total_clients * (1 + 1e-9):

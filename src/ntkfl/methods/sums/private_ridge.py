@@ -27,6 +27,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ntkfl.errors import ConfigError
 from ntkfl.methods.base import Outcome, Round
 from ntkfl.methods.replies import WEIGHTS, Reply
 from ntkfl.methods.sums.last_layer import head_inputs, last_layer
@@ -70,6 +71,11 @@ class PrivateRidge(NoisySums):
     @property
     def first_share(self) -> float:
         return self.gram_share
+
+    def check_privacy(self, privacy: Privacy) -> None:
+        super().check_privacy(privacy)
+        if privacy.epsilon is not None and privacy.budget_rounds > 1:  # G's share of the budget is spent at once
+            raise ConfigError(f"{self.name} spends ε in one round: budget_rounds = 1, not {privacy.budget_rounds}")
 
     def limit(self, privacy: Privacy, name: str) -> float:
         """One sample's number is at most 1, √2 beside the diagonal of G."""

@@ -88,6 +88,10 @@ class PrivateSums(NoisySums):
     input_share: float = Field(0.1, ge=0, lt=1, description="part of the budget for moments of inputs; 0: no whitening")
     damping: float = Field(0.05, gt=0, description="added to moments of mean eigenvalue 1 before whitening")
 
+    @property
+    def first_share(self) -> float:
+        return self.input_share
+
     def once(self, task: Task) -> float:
         """`input_share`, or nothing where no layer can be whitened: then all of the budget goes to the gradients."""
         return self.input_share if task.example is None or whitened_layers(task) else 0.0

@@ -16,7 +16,7 @@ from ntkfl.tangent.layers.attention import run_attention
 from ntkfl.tangent.layers.convolution import ConvolutionBlock, run_convolution
 from ntkfl.tangent.layers.embedding import EmbeddingBlock, run_embedding
 from ntkfl.tangent.layers.linear import run_linear
-from ntkfl.tangent.layers.recurrent import run_cell, run_recurrent
+from ntkfl.tangent.layers.recurrent import run_recurrent
 from ntkfl.tangent.layers.scale import ScaleBlock, run_batch_norm, run_group_norm, run_layer_norm, run_rms_norm
 
 # By exact type: a subclass may compute something else.
@@ -35,9 +35,6 @@ LAYERS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.RNN: run_recurrent,
     nn.GRU: run_recurrent,
     nn.LSTM: run_recurrent,
-    nn.RNNCell: run_cell,
-    nn.GRUCell: run_cell,
-    nn.LSTMCell: run_cell,
     nn.MultiheadAttention: run_attention,
 }
 

@@ -23,12 +23,14 @@ class Geometry(NamedTuple):
 
     @staticmethod
     def of(settings: tuple[int, ...]) -> Geometry:
+        """The inverse of `settings`."""
         D = len(settings) // 4
         kernel, stride, padding, dilation = (settings[i * D : (i + 1) * D] for i in range(4))
         return Geometry(kernel, stride, padding, dilation, settings[-1])
 
     @property
     def settings(self) -> tuple[int, ...]:
+        """All numbers in a row, as they travel."""
         return (*self.kernel, *self.stride, *self.padding, *self.dilation, self.groups)
 
     @property
@@ -49,6 +51,7 @@ class Geometry(NamedTuple):
         return all(2 * p <= 3 * n for p, n in zip(self.padding, size, strict=True))
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """W ⋆ x + b: [n, C, *S] -> [n, C_out, *P]."""
         nothing = [0] * len(self.kernel)
         return torch.convolution(x, weight, bias, self.stride, self.padding, self.dilation, False, nothing, self.groups)
 
@@ -60,22 +63,23 @@ class Geometry(NamedTuple):
             cotangent, weight, None, self.stride, self.padding, self.dilation, True, unseen, self.groups
         )
 
-    def phases(self, size: Sequence[int]) -> Iterator[Phase]:
-        """All positions of an input of this size that a filter sees, those that see the same taps together."""
-        each = zip(size, self.kernel, self.stride, self.padding, self.dilation, strict=True)
-        for along in itertools.product(*(_phases_along(*one) for one in each)):
-            yield Phase(*zip(*along, strict=True))
+    def phases(
+        self, cotangent: Tensor, weight: Tensor, size: Sequence[int]
+    ) -> Iterator[tuple[tuple[slice, ...], Tensor]]:
+        """`input_gradient` by parts, without groups or dilation: positions of the input, and its values there.
 
-    def phase_gradient(self, phase: Phase, cotangent: Tensor, weight: Tensor) -> Tensor:
-        """`input_gradient` at the positions of a phase: a convolution without a stride, by the phase's taps."""
-        D, G = len(self.kernel), self.groups
-        filters = weight.reshape(G, -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 1)
-        filters = filters[(slice(None), slice(None), *phase.taps)].flip(*range(2, 2 + D))
-        alike = all(left == right >= 0 for left, right in phase.pads)
-        if not alike:
-            cotangent = F.pad(cotangent, [n for pad in reversed(phase.pads) for n in pad])
-        padding = [left if alike else 0 for left, _ in phase.pads]
-        return torch.convolution(cotangent, filters, None, [1] * D, padding, phase.dilation, False, [0] * D, G)
+        Position q of the padded input gets tap t of output position m where q = stride·m + t. Those q that are alike
+        modulo the stride meet the same taps, so each such phase is a convolution without a stride: u = q // stride gets
+        taps[j] of m = u − j. Positions in no phase are seen by no tap.
+        """
+        D, each = len(self.kernel), zip(size, cotangent.shape[2:], self.kernel, self.stride, self.padding, strict=True)
+        for along in itertools.product(*(_phases_along(*one) for one in each)):
+            at, taps, pads = zip(*along, strict=True)
+            filters = weight[(slice(None), slice(None), *taps)].transpose(0, 1).flip(*range(2, 2 + D))
+            alike = all(left == right >= 0 for left, right in pads)
+            padding = [left if alike else 0 for left, _ in pads]
+            padded = cotangent if alike else F.pad(cotangent, [n for pad in reversed(pads) for n in pad])
+            yield at, torch.convolution(padded, filters, None, [1] * D, padding, [1] * D, False, [0] * D, 1)
 
     def weight_gradient(self, x: Tensor, cotangent: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The transpose of `convolve` in the filters, which have this shape."""
@@ -103,33 +107,15 @@ class Geometry(NamedTuple):
         return self.windows(x).reshape(len(x), self.groups, seen, math.prod(self.positions(x.shape[2:])))
 
 
-class Phase(NamedTuple):
-    """Every stride-th position of an input, from the same one on; a number or slice for each dimension.
-
-    Position q of the padded input gets W_t of output position m where q = stride·m + dilation·t. The taps t that solve
-    this are the same for all q alike modulo the stride.
-    """
-
-    at: tuple[slice, ...]  # of the input, without its padding
-    taps: tuple[slice, ...]
-    pads: tuple[tuple[int, int], ...]  # around the output; below zero it is cut
-    dilation: tuple[int, ...]  # of these taps
-
-
 def _phases_along(
-    n: int, kernel: int, stride: int, padding: int, dilation: int
-) -> Iterator[tuple[slice, slice, tuple[int, int], int]]:
-    """The phases of one dimension: positions q = stride·u + r − padding of n, r < stride."""
-    common = math.gcd(stride, dilation)
-    m = (n + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-    for first in range(min(kernel, stride // common)):  # r = dilation·first modulo the stride
-        taps = slice(first, kernel, stride // common)
-        shift, r = divmod(dilation * first, stride)
-        spread = dilation // common
-        reach = (len(range(kernel)[taps]) - 1) * spread
-        start = max(shift, -((r - padding) // stride))  # of u: in the image, and seen by some tap
-        stop = min(m - 1 + shift + reach, (padding + n - 1 - r) // stride) + 1
+    n: int, m: int, kernel: int, stride: int, padding: int
+) -> Iterator[tuple[slice, slice, tuple[int, int]]]:
+    """The phases of one dimension of n positions, m behind the filter: where, by which taps, and what to pad m with."""
+    for r in range(min(kernel, stride)):
+        reach = len(range(r, kernel, stride)) - 1
+        start = max(0, -((r - padding) // stride))  # of u: in the image, and seen by some tap
+        stop = min(m + reach, (padding + n - 1 - r) // stride + 1)
         if start < stop:
-            left = shift + reach - start
-            at = slice(stride * start + r - padding, stride * (stop - 1) + r - padding + 1, stride)
-            yield at, taps, (left, stop - start - m - left + reach), spread
+            first = stride * start + r - padding
+            at = slice(first, first + stride * (stop - start - 1) + 1, stride)
+            yield at, slice(r, kernel, stride), (reach - start, stop - m)  # below 0 it is cut

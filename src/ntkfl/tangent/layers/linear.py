@@ -10,5 +10,6 @@ from ntkfl.tangent.layers.tape import Tape
 
 
 def run_linear(module: nn.Linear, tape: Tape, input: Tensor) -> Tensor:
+    """out = W x + b."""
     out = F.linear(input, tape.value(module.weight), tape.optional(module.bias))
     return tape.tap(LinearBlock, input, out, "weight", None if module.bias is None else "bias")

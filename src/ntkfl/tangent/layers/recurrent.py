@@ -1,4 +1,4 @@
-"""`nn.RNN`, `GRU`, `LSTM` and their cells, unrolled: at every step two linear layers, from the input and the state.
+"""`nn.RNN`, `GRU` and `LSTM`, unrolled: at every step two linear layers, from the input and the state.
 
 Unrolled because PyTorch's fused cells neither batch their backward pass nor have forward derivatives; the weights are
 shared over time, so a layer's factors are those of a linear layer used once a step.
@@ -32,7 +32,7 @@ def _step(mode: str, from_input: Tensor, from_state: Tensor, state: State) -> St
 
 
 def _project(module: nn.Module, tape: Tape, source: str, x: Tensor) -> Tensor:
-    """W x + b for the weights whose names end in `source` ("ih_l0", "hh_l1_reverse", "ih" for a cell)."""
+    """W x + b for the weights whose names end in `source` ("ih_l0", "hh_l1_reverse")."""
     weight, bias = getattr(module, f"weight_{source}"), getattr(module, f"bias_{source}", None)
     out = F.linear(x, tape.value(weight), tape.optional(bias))
     return tape.tap(LinearBlock, x, out, f"weight_{source}", None if bias is None else f"bias_{source}")
@@ -41,6 +41,9 @@ def _project(module: nn.Module, tape: Tape, source: str, x: Tensor) -> Tensor:
 def run_recurrent(
     module: nn.RNN | nn.GRU | nn.LSTM, tape: Tape, input: Any, hx: Tensor | tuple[Tensor, Tensor] | None = None
 ) -> Any:
+    """Layer by layer and step by step: h_t = step(W_ih x_t + b_ih, W_hh h_{t−1} + b_hh); outputs and last states as
+    PyTorch's.
+    """
     if not isinstance(input, Tensor) or input.ndim != 3 or module.proj_size:  # packed, unbatched, projected
         return NotImplemented
     time = 1 if module.batch_first else 0
@@ -67,14 +70,3 @@ def run_recurrent(
         x = torch.cat(directions, dim=-1)
     ends = tuple(torch.stack(part) for part in zip(*last, strict=True))
     return x, ends if module.mode == "LSTM" else ends[0]
-
-
-def run_cell(module: nn.RNNCell | nn.GRUCell | nn.LSTMCell, tape: Tape, input: Tensor, hx: Any = None) -> Any:
-    if input.ndim != 2:
-        return NotImplemented
-    mode = {nn.GRUCell: "GRU", nn.LSTMCell: "LSTM"}.get(type(module), f"RNN_{getattr(module, 'nonlinearity', '')}")
-    state = hx if isinstance(hx, tuple) else (hx,)
-    if hx is None:
-        state = (input.new_zeros(len(input), module.hidden_size),) * (2 if mode == "LSTM" else 1)
-    state = _step(mode.upper(), _project(module, tape, "ih", input), _project(module, tape, "hh", state[0]), state)
-    return state if mode == "LSTM" else state[0]

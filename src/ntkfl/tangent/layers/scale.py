@@ -8,7 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ntkfl.tangent.factored import Call, FactoredBlock, joined
+from ntkfl.tangent.factored import Call, FactoredBlock, Settings, joined
 from ntkfl.tangent.layers.tape import Tape
 
 _CHANNELS_FIRST, _CHANNELS_LAST = (1,), (0,)
@@ -22,10 +22,11 @@ class ScaleBlock(FactoredBlock):
 
     kind = "scale"
 
+    def measure(self) -> None:
+        self.positions = self.a.shape[1]
+
     @classmethod
-    def from_calls(
-        cls, calls: Sequence[Call], weight: slice | None, bias: slice | None, settings: tuple[int, ...]
-    ) -> ScaleBlock:
+    def factors(cls, calls: Sequence[Call], settings: Settings) -> tuple[Tensor, Tensor, Settings]:
         """settings: `_CHANNELS_FIRST` for [N, C, ...], or `_CHANNELS_LAST` with the count of normalised dimensions."""
         inputs, outputs = [c.input for c in calls], [c.sensitivity for c in calls]
         if settings == _CHANNELS_FIRST:
@@ -34,60 +35,60 @@ class ScaleBlock(FactoredBlock):
         else:
             features = settings[1]
             inputs = [x.flatten(-features).reshape(len(x), -1, x.shape[-features:].numel()) for x in inputs]
-        a = joined(inputs, dim=1)
-        return cls(a, joined([g.reshape(*g.shape[:2], -1) for g in outputs], dim=2), weight, bias)
+        return joined(inputs, dim=1), joined([g.reshape(*g.shape[:2], -1) for g in outputs], dim=2), ()
 
     @classmethod
-    def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: tuple[int, ...]) -> bool:
+    def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: Settings) -> bool:
         shapes = a.ndim == 3 and a.is_floating_point() and a.shape[1] * a.shape[2] == g.shape[2] > 0
         return shapes and not settings and weight == a.shape[2] and bias in (None, a.shape[2])
 
     @classmethod
-    def admits(cls, sample_dim: int, ndim: int, settings: tuple[int, ...]) -> bool:
+    def admits(cls, sample_dim: int, ndim: int, settings: Settings) -> bool:
         return sample_dim == 0 if settings == _CHANNELS_FIRST else sample_dim < ndim - settings[1]
 
     def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """δγ ⊙ a_t + δβ."""
         out = self.a * weight[..., None, None, :]
         if bias is not None:
             out += bias[..., None, None, :]
         return out.flatten(-2)
 
-    def transpose(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
-        at = cotangent.reshape(*cotangent.shape[:-1], *self.a.shape[1:])
-        return (at * self.a).sum(dim=(-3, -2)), None if self.bias is None else at.sum(dim=(-3, -2))
+    def transpose(self, cotangent: Tensor) -> Tensor:
+        """Σ_nt X_nt ⊙ a_nt."""
+        return (cotangent.reshape(*cotangent.shape[:-1], *self.a.shape[1:]) * self.a).sum(dim=(-3, -2))
 
     def weight_values(self) -> Tensor:
-        return (self._sensitivities() * self.a.unsqueeze(1)).sum(dim=2)
-
-    def bias_values(self) -> Tensor:
-        return self._sensitivities().sum(dim=2)
-
-    def _sensitivities(self) -> Tensor:
-        return self.g.view(*self.g.shape[:2], *self.a.shape[1:])
+        """Σ_t g_nct ⊙ a_nt."""
+        return (self.g.view(*self.g.shape[:2], *self.a.shape[1:]) * self.a.unsqueeze(1)).sum(dim=2)
 
 
 def run_layer_norm(module: nn.LayerNorm, tape: Tape, input: Tensor) -> Tensor:
+    """x̂ = (x − mean) / √(var + ε) over the last dimensions."""
     normal = F.layer_norm(input, module.normalized_shape, None, None, module.eps)
     return _affine(module, tape, normal, (*_CHANNELS_LAST, len(module.normalized_shape)))
 
 
 def run_rms_norm(module: nn.RMSNorm, tape: Tape, input: Tensor) -> Tensor:
+    """x̂ = x / √(mean x² + ε) over the last dimensions."""
     normal = F.rms_norm(input, module.normalized_shape, None, module.eps)
     return _affine(module, tape, normal, (*_CHANNELS_LAST, len(module.normalized_shape)))
 
 
 def run_group_norm(module: nn.GroupNorm, tape: Tape, input: Tensor) -> Tensor:
+    """x̂ over groups of channels."""
     return _affine(module, tape, F.group_norm(input, module.num_groups, None, None, module.eps), _CHANNELS_FIRST)
 
 
 def run_batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, tape: Tape, input: Tensor) -> Any:
+    """x̂ by running statistics; by those of the batch no sample stands alone."""
     if module.training or module.running_mean is None:  # statistics of the batch: no sample stands alone
         return NotImplemented
     normal = F.batch_norm(input, module.running_mean, module.running_var, None, None, False, 0.0, module.eps)
     return _affine(module, tape, normal, _CHANNELS_FIRST)
 
 
-def _affine(module: nn.Module, tape: Tape, normal: Tensor, settings: tuple[int, ...]) -> Tensor:
+def _affine(module: nn.Module, tape: Tape, normal: Tensor, settings: Settings) -> Tensor:
+    """out = γ ⊙ x̂ + β, tapped."""
     gamma, beta = getattr(module, "weight", None), getattr(module, "bias", None)
     if gamma is None:
         return normal

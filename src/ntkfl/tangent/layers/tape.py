@@ -9,21 +9,13 @@ from torch import Tensor
 from ntkfl.tangent.factored import FactoredBlock
 
 
-class Slot(NamedTuple):
-    """A parameter of the layer by name; of its rows (first dimension) those from `start` to below `stop`, or all."""
-
-    name: str
-    start: int = 0
-    stop: int | None = None
-
-
 class Use(NamedTuple):
-    """In which module and block, and through which of the module's parameters, weights enter."""
+    """In which module and block, and through which of the module's parameters (by name), weights enter."""
 
     module: str
     block: type[FactoredBlock]
-    weight: Slot
-    bias: Slot | None
+    weight: str
+    bias: str | None
     settings: tuple[int, ...]
 
 
@@ -33,17 +25,19 @@ Uses = dict[Use, list[tuple[Tensor, Tensor]]]  # the (input, output) of each cal
 class Tape:
     """Given to a layer's `run`. A tape that records holds parameters fixed, so that autograd sees only the way through
     the layer's input, and notes the uses; without `uses` it lets the layer run as it is, in operations that always
-    differentiate.
+    differentiate. With `live` a recorded layer's parameters stay part of the graph, for derivatives of derivatives.
     """
 
-    def __init__(self, module: str = "", uses: Uses | None = None) -> None:
+    def __init__(self, module: str = "", uses: Uses | None = None, live: bool = False) -> None:
         self.module, self.uses = module, uses
-        self.moved: set[Use] = set()  # uses with trained weights before them
+        self.live = live or uses is None
 
     def value(self, parameter: Tensor) -> Tensor:
-        return parameter if self.uses is None else parameter.detach()
+        """A parameter as this layer computes with it."""
+        return parameter if self.live else parameter.detach()
 
     def optional(self, parameter: Tensor | None) -> Tensor | None:
+        """The same where there may be none."""
         return None if parameter is None else self.value(parameter)
 
     def tap(
@@ -51,8 +45,8 @@ class Tape:
         block: type[FactoredBlock],
         input: Tensor,
         output: Tensor,
-        weight: Slot | str,
-        bias: Slot | str | None = None,
+        weight: str,
+        bias: str | None = None,
         settings: tuple[int, ...] = (),
     ) -> Tensor:
         """Note that `output` came from `input` through these parameters; the layer goes on with what is returned."""
@@ -60,10 +54,6 @@ class Tape:
             return output
         if not output.requires_grad:
             output.requires_grad_()
-        weight = Slot(weight) if isinstance(weight, str) else weight
-        bias = Slot(bias) if isinstance(bias, str) else bias
         use = Use(self.module, block, weight, bias, settings)
-        self.uses.setdefault(use, []).append((input.detach(), output))
-        if input.requires_grad:
-            self.moved.add(use)
+        self.uses.setdefault(use, []).append((input, output))
         return output.clone()  # an in-place activation behind the layer must not overwrite the tapped output
