@@ -78,7 +78,7 @@ def compare(
         console.print(line, markup=False)
     if finished:
         console.print(f"{time.perf_counter() - began:.0f} s in all")
-        console.print(f"curves:  {figure}\nresults: {folder / 'results.json'}, {folder / 'results.csv'}")
+        console.print(f"curves:  {figure}\nresults: {folder / 'results.json'}")
         console.print(f"report:  {write_report([folder], folder / 'report.html')}  (open it in a browser)")
     if pool.broken:
         _tell_failures(console, pool.broken)
