@@ -136,5 +136,3 @@ def test_python_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             exec(compile(block.text, page, "exec"), names)
     if page == "report.md":
         assert (tmp_path / "report.html").exists()
-
-
