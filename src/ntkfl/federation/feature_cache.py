@@ -28,7 +28,7 @@ class FeatureCache:
         key = hashlib.sha256(f"{x.dtype} {list(x.shape)};".encode())
         key.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         if (found := self._held.pop(key.digest(), None)) is None:
-            found = torch.cat([self.backbone(part) for part in x.split(_BATCH)])
+            found = torch.cat([self.backbone(part) for part in torch.split(x, _BATCH)])
         self._held[key.digest()] = found
         while len(self._held) > 1 and sum(f.numel() * f.element_size() for f in self._held.values()) > _MEMORY:
             self._held.popitem(last=False)
