@@ -202,16 +202,18 @@ class Simulation:
             model,
             self.task,
             method,
-            self._shuffled(self.local) if self.privacy.shuffle or self.privacy.secure_sum else self.local,
+            self._transport(),
             OwnTestSet(self.test, self.task.validation),
             clients_per_round=self.clients_per_round,
             seed=seed,
         )
 
-    def _shuffled(self, inner: Transport) -> Transport:
+    def _transport(self) -> Transport:
+        if not (self.privacy.shuffle or self.privacy.secure_sum):
+            return self.local
         from ntkfl.federation.local_shuffler import LocalShuffler  # sealing is an extra: only shuffled runs need it
 
-        return LocalShuffler(inner, self.task, self.method, self.clients.rows, self.seed)
+        return LocalShuffler(self.local, self.task, self.method, self.clients.rows, self.seed)
 
     def run(
         self,
