@@ -181,4 +181,4 @@ def test_what_is_missing_is_said_in_a_line(tmp_path: Path, caplog: pytest.LogCap
         Shuffler(tmp_path)
     with federation(tmp_path, CLIENTS + 1) as made:
         assert rounds_played(strategy_of(made), grid_of(made), 1) == []
-        assert "names 4 clients, and Flower sampled 3" in caplog.text
+        assert "asks 4 clients, and Flower sampled 3" in caplog.text

@@ -220,7 +220,9 @@ class Strategy(FedAvg):
         self._transport = FlowerTransport(self._grid, self._timeout, notes, frozen)
         transport: Transport = self._transport
         if self.through is not None:
-            transport = self.through.transport(self._transport, task, method, terms, run)
+            from ntkfl.flower.shuffled import FlowerShuffler  # its parts are an extra
+
+            transport = FlowerShuffler(self.through, self._transport, task, method, terms, run)
         server = Server(
             self.model,
             task,
