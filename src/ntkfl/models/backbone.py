@@ -112,6 +112,7 @@ def freeze(model: nn.Module, trainable: Sequence[str]) -> None:
 
 
 def _matches(name: str, pattern: str) -> bool:
+    """Whether a parameter, or a module that it is in, has a name of this pattern."""
     short = name.removeprefix("backbone.network.")
     return any(fnmatchcase(known, p) for known in (name, short) for p in (pattern, f"{pattern}.*"))
 
@@ -126,6 +127,7 @@ def digest(model: nn.Module) -> str:
 
 
 def _count(front: Backbone, inputs: Sequence[int] | None) -> int:
+    """Features of the backbone's output, by one forward pass over a sample of zeros."""
     if inputs is None:
         raise ConfigError("head needs to know its inputs: give features=1280, or inputs=(3, 224, 224)")
     like = next(iter(front.parameters()), torch.empty(0))

@@ -67,10 +67,12 @@ class RidgeReply(Sums):
 
     @property
     def is_new(self) -> bool:
+        """Whether these are all of a client's sums, rather than how they changed."""
         return FRESH in self.arrays and int(self.take(FRESH, ())) == 1
 
     @property
     def tag(self) -> int:
+        """The number that the server gave to this client alone."""
         return int(self.take(TAG, ()))
 
     def check(self, task: Task) -> None:
