@@ -150,7 +150,7 @@ def _cells(
     """The runs of each setting, one a seed: `rounds` long, without the held-out clients, and with no early end."""
     hold_out = comparison.search.hold_out
     assert hold_out is not None  # see `Comparison.with_hold_out`
-    changes = {"rounds": rounds, "hold_out": hold_out, "stop_at": None}
+    changes = {"rounds": rounds, "hold_out": hold_out, "stop_at": None, "byzantine": None}
     return {
         (label, setting): [
             Cell(
