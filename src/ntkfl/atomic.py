@@ -20,7 +20,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
     Whoever reads `path` finds all of it, or the old one. Where the block, or the disk, fails, what was written is gone.
     """
-    temporary = _beside(path)
+    # Two that write the same file at once must not write into one another's.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{PART}")
     try:
         with open(temporary, "wb") as file:
             yield file
@@ -30,11 +31,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def _beside(path: Path) -> Path:
-    """Where `path`'s new content is written: two that write the same file at once do not write into one another's."""
-    return path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{PART}")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -58,17 +54,6 @@ def write_private(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         path.unlink(missing_ok=True)  # half a key would be in the way of a whole one
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-
-
-def replace_private(path: Path, data: bytes) -> None:
-    """Give a file that only its owner can read this content, all of it or none, whatever was there."""
-    temporary = _beside(path)
-    write_private(temporary, data)
-    try:
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
 
