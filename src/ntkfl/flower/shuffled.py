@@ -199,19 +199,18 @@ class FlowerShuffler(ShuffledTransport):
         try:
             receipts = self.flower.ask(dict.fromkeys(self._present, question), traffic)
             good = [node for node, receipt in receipts.items() if self._holds(node, receipt, announced, traffic)]
-            status = self.shuffler.status(key)
-            if status.state not in ("ready", "released"):
-                failed = "; ".join(f"node {node}: {why}" for node, why in list(traffic.failed.items())[:3])
-                if len(good) > status.clients:
-                    failed = "two nodes answered as one client: give each SuperNode a folder of its own"
-                need = batch.min_clients if key.exchange == 0 else len(self._present)
-                raise TooFew(f"the shuffler has answers of {status.clients} clients and releases {need}; {failed}")
+            rows, masks = self.shuffler.release(announced, batch)
         except TooFew:
             self.shuffler.cancel(key)
             raise
+        except Refused as refused:
+            if refused.reason != "not-ready":
+                raise
+            self.shuffler.cancel(key)
+            failed = "; ".join(f"node {node}: {why}" for node, why in list(traffic.failed.items())[:3])
+            raise TooFew(f"the shuffler: {refused}; {failed or 'do two nodes share a folder?'}") from None
         if key.exchange == 0:  # where a receipt was lost on its way, all are asked, and who did not answer is refused
-            self._present = good if len(good) == status.clients else list(cohort)
-        rows, masks = self.shuffler.release(announced, batch)
+            self._present = good if len(good) * batch.max_rows == len(rows) else list(cohort)
         self.shuffler.forget(key)
         return Mixed(rows, schema, announced, sum(map(len, rows)), masks)
 

@@ -2,7 +2,7 @@
 
     client       POST /v1/runs/RUN/rows, /sums
     aggregator   POST /v1/runs/RUN, /v1/runs/RUN/announcements
-                 GET or DELETE BATCH, POST BATCH/release, BATCH/cancel, where BATCH is /v1/runs/RUN/ROUND/EXCHANGE
+                 DELETE BATCH, POST BATCH/release, BATCH/cancel, where BATCH is /v1/runs/RUN/ROUND/EXCHANGE
 
 The log has no name and no address of a client: the times at which it sends would say as much as its name beside its
 rows.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -121,10 +120,6 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         return JSONResponse({"status": "open"})
 
     @on_batch
-    def status(store: BatchStore, key: BatchKey) -> Response:
-        return JSONResponse(asdict(store.status(key)))
-
-    @on_batch
     def release(store: BatchStore, key: BatchKey) -> Response:
         """The frame of all rows; of a secure sum, the sum of the masks before it. Made and sent piece by piece."""
         batch = store.permute(key)
@@ -153,7 +148,6 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         Route(f"{run}/sums", submission(summed=True), methods=["POST"]),
         Route(run, begin, methods=["POST"]),
         Route(f"{run}/announcements", announce, methods=["POST"]),
-        Route(batch, status, methods=["GET"]),
         Route(batch, forget, methods=["DELETE"]),
         Route(f"{batch}/release", release, methods=["POST"]),
         Route(f"{batch}/cancel", cancel, methods=["POST"]),
