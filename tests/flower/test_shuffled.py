@@ -124,7 +124,7 @@ def strategy_of(made: Federation, **how: object) -> Strategy:
     through = Shuffler(made.folder / "aggregator")
     sampling = {"min_train_nodes": CLIENTS, "min_available_nodes": CLIENTS, "fraction_evaluate": 0.0}
     privacy = Privacy(secure_sum=True)
-    return Strategy(SumNTKFL(), net(), privacy=privacy, seed=5, through=through, **(sampling | how))  # type: ignore[arg-type]
+    return Strategy(SumNTKFL(), net(), privacy=privacy, through=through, **(sampling | how))  # type: ignore[arg-type]
 
 
 def rounds_played(strategy: Strategy, grid: LocalGrid, rounds: int) -> list[int]:
