@@ -62,7 +62,6 @@ def played(made: Federation, method: Method, privacy: Privacy, model: Callable[[
         model(),
         privacy=privacy,
         robust=None,
-        seed=5,
         through=Shuffler(made.folder / "aggregator"),
         min_train_nodes=CLIENTS,
         min_available_nodes=CLIENTS,

@@ -103,7 +103,9 @@ def reply(
         randomness = drawn.of_round(asked.round)
         with seeded_torch(flatten(fitted).device, randomness.seed("batches")):
             payload = site.release(run, asked.round, exchange, question, answer)
-    return Message(content({}, payload if through is None else through.deliver(payload)), reply_to=msg)
+    if through is not None:
+        payload = through.deliver(payload, privacy.secure_sum)  # its receipt
+    return Message(content({}, payload), reply_to=msg)
 
 
 def _enter(context: Context, run: str) -> bytes:

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from ntkfl.crypto.hpke import SEAL_BYTES
 from ntkfl.crypto.receipt import check_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import ConfigError, MessageError, Refused, TooFew, TrustError
@@ -110,31 +109,22 @@ class Shuffler:
 
     def seal(self, answer: Message, method: Method, task: Task, randomness: Randomness) -> bytes:
         """What goes to the shuffler: rows, filled up to as many as all clients send and sealed one by one; or the seed
-        of a mask and the masked, sealed summand, rounded with the client's randomness. `TrustError` where the batch
-        asks for anything else.
+        of a mask and the masked, sealed summand, rounded with the client's randomness. What does not fit the batch that
+        was announced, in kind, number or size, the shuffler refuses.
         """
-        asked, batch = self._asked, self._asked.head.batch
+        asked, agreed = self._asked, self.peers.round
         where = (bytes.fromhex(asked.head.sealing_key), self.peers.federation, asked.head.run, asked.announced)
         question = Message.decode(asked.message)
         reply = method.replies[question.kind](answer.arrays, answer.halves)
-        if task.privacy.secure_sum:
-            addends = reply.addends(method, task, question)
-            schema = SumSchema.of(reply.kind, addends, self.peers.round.clients)
-            if (batch.numbers, batch.row_bytes) != (schema.numbers, schema.sealed_bytes):
-                raise TrustError(f"round {batch.key.round} asks for {batch.numbers} numbers, not {schema.numbers}")
-            return mask_reply(schema.encode(addends, randomness), *where)
-        count, rows = self.peers.round.rows if reply.sampled else 1, reply.split()
-        size = len(rows[0].message(answer.round).encode()) + SEAL_BYTES
-        if (batch.numbers, batch.max_rows, batch.row_bytes) != (0, count, size) or len(rows) > count:
-            asks = f"{batch.max_rows} rows of {batch.row_bytes} bytes"
-            raise TrustError(f"round {batch.key.round} asks for {asks}; this client has {len(rows)} of {size}")
-        return seal_reply(reply, answer.round, count, *where)
+        if not task.privacy.secure_sum:
+            return seal_reply(reply, answer.round, agreed.rows if reply.sampled else 1, *where)
+        addends = reply.addends(method, task, question)
+        return mask_reply(SumSchema.of(reply.kind, addends, agreed.clients).encode(addends, randomness), *where)
 
-    def deliver(self, sealed: bytes) -> bytes:
+    def deliver(self, sealed: bytes, summed: bool) -> bytes:
         """The shuffler's receipt: it holds what was sealed, for the question that was heeded. May be repeated."""
         asked = self._asked
-        kind = "sums" if asked.head.batch.numbers else "rows"
-        answer = self._http.ask("POST", f"/v1/runs/{asked.head.run}/{kind}", sealed)
+        answer = self._http.ask("POST", f"/v1/runs/{asked.head.run}/{'sums' if summed else 'rows'}", sealed)
         try:
             receipt = bytes.fromhex(answer.json()["receipt"])
         except (ValueError, TypeError, KeyError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from ntkfl.crypto.row_frames import MOST_NUMBERS, WORD_BYTES, Announced, BatchKey
@@ -88,9 +88,8 @@ class Record:
     @staticmethod
     def create(db: sqlite3.Connection, batch: Batch, digest: bytes) -> None:
         sizes = (batch.clients, batch.max_rows, batch.row_bytes, batch.min_clients)
-        made = Record(batch.key.number, digest, "open", *sizes, 0, None, batch.numbers)
-        values = (made.number, digest, "open", *sizes, 0, None, batch.numbers)
-        db.execute(f"INSERT INTO batches ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+        made = Record(batch.key.number, digest, "open", *sizes, clients=0, rows=None, numbers=batch.numbers)
+        db.execute(f"INSERT INTO batches ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(made))
         db.execute(f"CREATE TABLE {made.senders} (client TEXT PRIMARY KEY, seed BLOB) WITHOUT ROWID")
         db.execute(f"CREATE TABLE {made.pending} (digest BLOB UNIQUE, row BLOB)")
 
