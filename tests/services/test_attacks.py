@@ -194,7 +194,10 @@ def test_requests_of_others_are_refused(made: Federation) -> None:
         (signed_headers(own.issued, other.signing, "POST", path), b""),  # another's name
         (signed_headers(own.issued, own.signing, "POST", path + "x"), b""),  # of another request
         (signed_headers(AGGREGATOR, own.signing, "POST", path), b""),
-        (honest | {"ntkfl-credential": other.issued}, b""),  # what is signed names the credential
+        (
+            {"authorization": honest["authorization"].replace(own.issued, other.issued)},
+            b"",
+        ),  # what is signed names the credential
     ]:
         assert raw(url, folder, "POST", path, body, headers=headers).status_code == 401
     assert raw(url, folder, "POST", path, b"", headers=honest).status_code == 409  # no rows are in it

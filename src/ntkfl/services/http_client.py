@@ -56,7 +56,8 @@ class HttpClient:
             request = self._http.build_request(method, path, content=body or None)
             request.headers["accept-encoding"] = "identity"
             if self._signs is not None:
-                request.headers.update(sign_request(*self._signs, method, request.url.raw_path.decode(), body))
+                path_asked = request.url.raw_path.decode()
+                request.headers["authorization"] = sign_request(*self._signs, method, path_asked, body)
             late, later = time.monotonic() > until, 0.0
             try:
                 response = self._send(request, most)

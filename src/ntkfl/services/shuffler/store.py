@@ -20,7 +20,6 @@ import hashlib
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,11 +70,6 @@ class BatchStore:
             self._db.close()
             if self._log is not None:
                 self._log.close()
-
-    def check(self) -> None:
-        """`Refused` while the state cannot be written."""
-        with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO facts VALUES ('checked', ?)", (time.time(),))
 
     def begin(self, terms: str) -> BatchKey | None:
         """Pin the run's terms (their SHA-256), which never change: the newest exchange that was announced."""
