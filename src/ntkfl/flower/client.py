@@ -209,6 +209,7 @@ class ContextMemory:
         return dict(self.steps[max(past)]) if past else {}
 
     def keep(self, round: int, memory: State) -> None:
+        """What this question leaves behind; of earlier rounds the last state stays, and of this one all steps."""
         last = max((step for step in self.steps if step[0] < round), default=None)
         steps = {s: kept for s, kept in self.steps.items() if s == last or (round, 0) <= s < self.at}
         steps[self.at] = {name: t.detach().cpu() for name, t in memory.items()}

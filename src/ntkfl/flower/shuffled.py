@@ -148,6 +148,7 @@ class FlowerShuffler(ShuffledTransport):
         self._present: list[int] = []  # nodes that are asked in the round's next exchange
 
     def available(self, wanted: int) -> Sequence[int]:
+        """The nodes of Flower's sample; `TooFew` unless they are exactly as many as all roles have agreed on."""
         nodes, agreed = self.flower.available(wanted), self.peers.round.clients
         if len(nodes) != agreed:
             raise TooFew(f"a round of this federation asks {agreed} clients, and Flower sampled {len(nodes)}")
@@ -175,6 +176,10 @@ class FlowerShuffler(ShuffledTransport):
             raise TooFew(f"the shuffler: {refused}") from None
 
     def _mix(self, message: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
+        """Announce the exchange to the shuffler, ask the nodes through Flower, and fetch what they have sent.
+
+        The order matters: clients answer the announcement that the shuffler holds, so none can be asked another thing.
+        """
         key, self._key = self._key, BatchKey(self._key.round, self._key.exchange + 1)
         agreed, schema = self.peers.round, self.schema(message, self.peers.round.clients)
         least, numbers = max(agreed.least, self.terms.min_clients), getattr(schema, "numbers", 0)

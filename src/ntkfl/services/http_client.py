@@ -76,6 +76,7 @@ class HttpClient:
             pause = min(_LONGEST_PAUSE_S, 2 * pause)
 
     def _send(self, request: httpx.Request, most: int) -> httpx.Response:
+        """The answer with its body, read piece by piece so that one too large is never held."""
         response = self._http.send(request, stream=True)
         body = bytearray()
         try:
@@ -91,6 +92,7 @@ class HttpClient:
 
 
 def _accept(response: httpx.Response) -> httpx.Response:
+    """The answer, or `Refused` with the service's own reason; a proxy's page has none."""
     if response.is_success:
         return response
     try:

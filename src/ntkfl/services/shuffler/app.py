@@ -50,6 +50,9 @@ def serve_shuffler(folder: Path, host: str | None = None, port: int | None = Non
 
 
 def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
+    """The requests of the module's docstring. Handlers only check who asks and what came; every decision, and all that
+    is written, is the store's, in a thread: SQLite waits for the disk.
+    """
     turns = asyncio.Semaphore(AT_ONCE)
 
     def submission(*, summed: bool) -> Handler:
@@ -77,6 +80,8 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         return submit
 
     def by_aggregator(handler: Callable[[Request, SignedRequest], Awaitable[Response]]) -> Handler:
+        """A handler of what only the aggregator may ask."""
+
         async def checked(request: Request) -> Response:
             signed = SignedRequest(request, peers)
             if signed.credential is not None:
@@ -86,6 +91,8 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         return checked
 
     def on_batch(handler: Callable[[BatchStore, BatchKey], Response]) -> Handler:
+        """A handler of the aggregator's on one exchange of a run, which its address names."""
+
         async def checked(request: Request, signed: SignedRequest) -> Response:
             await signed.body()
             store, values = runs.find(request.path_params["run"]), request.path_params
@@ -104,6 +111,9 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
 
     @by_aggregator
     async def announce(request: Request, signed: SignedRequest) -> Response:
+        """Open a batch, if all have agreed to one like it. Who is revoked is asked each time: nobody who was by now can
+        answer, and nothing opens while that is not known.
+        """
         body, run = await signed.body(MOST_HEAD), request.path_params["run"]
         store = runs.find(run)
         try:
