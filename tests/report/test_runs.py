@@ -131,6 +131,8 @@ def test_links_in_a_run_are_not_followed(runs: Path, tmp_path: Path) -> None:
     assert "hunter2" not in page.read_text()
     with pytest.raises(OSError, match="not followed"):
         read_unlinked(error)
+    os.mkfifo(tmp_path / "theirs" / "history" / ".lock")
+    assert not RunFolder(tmp_path / "theirs" / "history").in_use  # nobody is waited for
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="no regular file"):  # and does not wait for a writer
         read_unlinked(tmp_path / "pipe")

@@ -29,7 +29,7 @@ from ntkfl.atomic import PART
 from ntkfl.atomic import write_atomically as write_atomically
 from ntkfl.data.partitions import ByClient
 from ntkfl.errors import RunFolderError
-from ntkfl.safe_parse import parse_json, parse_toml, read_unlinked
+from ntkfl.safe_parse import open_unlinked, parse_json, parse_toml, read_unlinked
 
 Record = dict[str, Any]
 _NUMBERS = frozenset({"round", "test_accuracy", "last_accuracy", "validation_accuracy", "uplink_bytes", "seconds"})
@@ -75,7 +75,7 @@ class RunFolder:
     def in_use(self) -> bool:
         """Whether a process is at work here. The system drops the lock of one that dies, however it dies."""
         try:
-            with open(self.path / ".lock") as handle:
+            with open_unlinked(self.path / ".lock") as handle:
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True

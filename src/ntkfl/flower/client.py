@@ -103,7 +103,9 @@ def reply(
         randomness = drawn.of_round(asked.round)
         with seeded_torch(flatten(fitted).device, randomness.seed("batches")):
             payload = site.release(run, asked.round, exchange, question, answer)
-    return Message(content({}, payload if through is None else through.deliver(payload)), reply_to=msg)
+    if through is not None:
+        payload = through.deliver(payload, privacy.secure_sum)  # its receipt
+    return Message(content({}, payload), reply_to=msg)
 
 
 def _enter(context: Context, run: str) -> bytes:
@@ -207,6 +209,7 @@ class ContextMemory(Memory):
         return dict(self.steps[max(past)]) if past else {}
 
     def keep(self, round: int, memory: State) -> None:
+        """What this question leaves behind; of earlier rounds the last state stays, and of this one all steps."""
         last = max((step for step in self.steps if step[0] < round), default=None)
         steps = {s: kept for s, kept in self.steps.items() if s == last or (round, 0) <= s < self.at}
         steps[self.at] = {name: t.detach().cpu() for name, t in memory.items()}

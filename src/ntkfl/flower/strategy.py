@@ -231,6 +231,8 @@ class Strategy(FedAvg):
             None,
             clients_per_round=1,
         )
+        for line in task.notes:
+            log.info(line)
         if self.folder:
             settings = {"ntkfl": __version__, "origin": self._origin, "rounds": self._rounds, "method": terms.method}
             about = terms.model_dump(mode="json", include={"inputs", "outputs", "precision"})

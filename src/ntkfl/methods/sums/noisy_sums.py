@@ -87,6 +87,9 @@ class NoisyIntegers(Sums):
 class NoisySums(Method):
     """Options and steps of private methods. Their names of arrays: `contribution` is sent in every round, arrays whose
     name begins with `first` in the first round only, under the part `once` of the budget; `samples` counts records.
+
+    A method of this kind clips what its `unit` adds to norm 1, hands it to `integers` on a client, adds replies up with
+    `total` at the server, and calls `check_round` at both ends: a client does not rely on the server for its promise.
     """
 
     _privacy: ClassVar[Privacy] = Privacy(epsilon=3.0)
