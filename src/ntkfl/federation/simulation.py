@@ -38,7 +38,6 @@ from ntkfl.methods.replies import by_samples
 from ntkfl.methods.robust import Robust
 from ntkfl.methods.sums.noisy_sums import noise_advice, promises, unit_of
 from ntkfl.models.backbone import flat_hint
-from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sum_accounting import Participation
 from ntkfl.progress import plural
@@ -134,8 +133,8 @@ def simulation_of(config: RunConfig, data: Federated, device: str | None = None)
 
 
 class Simulation:
-    """A federation in this process, and its server. `secret` projects inputs, where `privacy` asks for it: by default
-    one derived from `seed`, which is no secret. With `byzantine`, some clients cheat.
+    """A federation in this process, and its server. Where `privacy` asks for projected inputs, P follows from `seed`,
+    which is no secret. With `byzantine`, some clients cheat.
     """
 
     def __init__(
@@ -150,7 +149,6 @@ class Simulation:
         privacy: Privacy | None = None,
         robust: Robust | Literal["on"] | None = None,
         device: str | torch.device | None = None,
-        secret: RunSecret | None = None,
         byzantine: Byzantine | None = None,
     ) -> None:
         if not isinstance(method, Method):
@@ -184,7 +182,7 @@ class Simulation:
             robust=self.robust,
             total_clients=len(self.data),
         )
-        self.clients = SimulatedClients(self.data, self.task, method, seed, secret, features=features)
+        self.clients = SimulatedClients(self.data, self.task, method, seed, features=features)
         self.test = self.clients.place(data.test)
         self._check_model()
         self.task.example = torch.zeros_like(self.test[0][:1]), torch.zeros_like(self.test[1][:1])
