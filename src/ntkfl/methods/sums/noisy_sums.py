@@ -27,11 +27,10 @@ from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods.base import Method
 from ntkfl.methods.replies import SAMPLES, WEIGHTS, Addend, Addends, Sums
 from ntkfl.methods.task import ClientRound, State, Task, check_finite
-from ntkfl.privacy.accounting import Guarantee, Participation
 from ntkfl.privacy.discrete_gaussian import discrete_gaussians
 from ntkfl.privacy.randomness import Purpose, Randomness
 from ntkfl.privacy.settings import Privacy
-from ntkfl.privacy.sum_accounting import Release, guarantee
+from ntkfl.privacy.sum_accounting import Guarantee, Participation, Release, guarantee
 from ntkfl.privacy.sum_noise import COUNT, GRAINS, ROUNDING, SumBudget, integer_change, momentum_sums, to_integers
 from ntkfl.progress import plural
 from ntkfl.wire.message import Message
