@@ -153,15 +153,16 @@ class Simulation:
     ) -> None:
         if not isinstance(method, Method):
             raise ConfigError(f"method must be an instance such as ntkfl.methods.NTKFL(), not {method!r}")
-        method = fitted(method, model, data.output_dim)
         self.privacy, self.robust = settle(method, privacy, robust)
-        self.model, self.all_data, self.method, self.seed, self.hold_out = model, data, method, seed, hold_out
+        self.model, self.all_data, self.seed, self.hold_out = model, data, seed, hold_out
         self.data, held = data.hold_out(hold_out, seed=seed) if hold_out else (data, None)
         self.clients_per_round = min(20, len(self.data)) if clients_per_round is None else clients_per_round
         if not isinstance(self.clients_per_round, int) or not 1 <= self.clients_per_round <= len(self.data):
             raise ConfigError(
                 f"clients per round must be from 1 to the {len(self.data)} clients there are, got {clients_per_round}"
             )
+        everyone = self.clients_per_round == len(self.data)
+        self.method = method = fitted(method, model, data.output_dim, everyone)
         if data.standardization is not None and self.privacy.hides_clients:
             raise ConfigError(
                 "standardising tells the server each client's mean and deviation, which these settings would hide: "
