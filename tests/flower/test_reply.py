@@ -123,9 +123,8 @@ def half_frozen(trained: bool) -> nn.Module:
 @pytest.mark.parametrize("make", [backbone, half_frozen])
 @pytest.mark.parametrize("method", [SumRidge(), FedAvg()], ids=lambda m: m.name)
 def test_what_does_not_train_is_the_servers_at_every_client_and_is_sent_once(
-    method: Any, make: Callable[[bool], nn.Module], monkeypatch: pytest.MonkeyPatch
+    method: Any, make: Callable[[bool], nn.Module]
 ) -> None:
-    monkeypatch.setenv("NTKFL_FEATURES", "off")
     clients = samples()
     grid = grid_of(lambda: make(True), clients)
     for node in (10, 20):

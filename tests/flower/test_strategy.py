@@ -80,6 +80,17 @@ def test_a_run_in_flower_ends_where_the_run_in_one_process_does(
     assert result.train_metrics_clientapp[3]["failures"] == 0
 
 
+def test_a_linear_head_has_the_same_options_here_as_in_one_process(said: list[str]) -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(3)
+        return nn.Linear(6, 3).double()
+
+    clients = samples()
+    result = run(grid_of(make, clients), SumNTKFL(), make)
+    assert difference(weights(result), in_process(SumNTKFL(), make, clients)) < 1e-9
+    assert any("only a last linear layer trains: average = 0" in line for line in said)
+
+
 def test_losses_bytes_and_steps_are_those_of_the_run_in_one_process() -> None:
     clients = samples()
     result = run(grid_of(perceptron, clients), NTKFL(), perceptron)

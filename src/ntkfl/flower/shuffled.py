@@ -218,9 +218,9 @@ class FlowerShuffler(ShuffledTransport):
             return False
         return True
 
-    def end(self, completed: bool) -> None:
-        super().end(completed)
-        self.flower.end(completed)
+    def end(self) -> None:
+        super().end()
+        self.flower.end()
 
     def checkpoint(self) -> State:
         return self.flower.checkpoint()
