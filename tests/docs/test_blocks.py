@@ -133,5 +133,3 @@ def test_python_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for block in BLOCKS:
         if block.page == page and block.language == "python":
             exec(compile(block.text, page, "exec"), names)
-
-
