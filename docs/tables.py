@@ -1,4 +1,4 @@
-"""Tables of README.md and docs/, made from the files in results/ and from schemas: `make tables` writes them, a test
+"""Tables of README.md and docs/, made from the files in results/: `make tables` writes them, a test
 finds them stale.
 
 A table stands between two comments, `<!-- table: NAME -->` and `<!-- end -->`; what is between them is replaced.
@@ -29,9 +29,6 @@ from result_tables import (
     ratios,
     table,
 )
-from site_options import schema_table
-
-from ntkfl.compare.spec import Comparison, Entry, Search
 
 ROOT = Path(__file__).parent.parent
 PAPER = ROOT / "results" / "paper"
@@ -39,14 +36,14 @@ ORDER = (
     "fig3", "fig4a", "fig4b", "fig4c", "fig5", "fig6", "table1", "fig7", "fig8", "fig9", "theorem1", "theorem2",
     "lemma1", "lemma2", "lemma3", "lemma4", "claims",
 )  # fmt: skip
-FILES = ("README.md", "docs/results.md", "docs/runs.md", "docs/audit.md", "docs/paper.md", "docs/tangent.md")
+FILES = ("README.md", "docs/results.md", "docs/audit.md", "docs/paper.md", "docs/tangent.md")
 DATASETS = {"fig4a": "FEMNIST", "fig4b": "MNIST", "fig4c": "Fashion-MNIST", "fig7": "CIFAR-10"}
 VERDICTS = {True: "holds", False: "**fails**", None: "open"}
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def headline() -> str:
-    """Rounds and bytes to 85 %, first hit, and accuracies: sums, rows and the best rivals."""
+def _headline() -> list[tuple[str, dict[str, Any]]]:
+    """Sums, rows and the best rivals: what each is called, and its row of a comparison."""
     shown = (  # where, which row there, and what it is called
         ("headline", "NTK-FL from sums", "NTK-FL from sums (`sum-ntk-fl`)"),
         ("headline", "NTK-FL from rows", "NTK-FL from rows (`ntk-fl`)"),
@@ -55,12 +52,23 @@ def headline() -> str:
         ("headline", "FedAdam", "FedAdam, as searched"),
         ("sums/main", "FedAvg, averaged", "FedAvg, plain mean, 300 local steps"),
     )
-    body = []
+    found = []
     for file, label, name in shown:
         rows = json.loads((ROOT / "results" / file / "results.json").read_text())["rows"]
-        row = next(row for row in rows if row["label"] == label)
-        body.append([name, _rounds(row), *_mib(row), _seconds(row), *_accuracies(row)])
+        found.append((name, next(row for row in rows if row["label"] == label)))
+    return found
+
+
+def headline() -> str:
+    """Rounds and bytes to 85 %, first hit, and accuracies."""
+    body = [[name, _rounds(row), *_mib(row), _seconds(row), *_accuracies(row)] for name, row in _headline()]
     return table(["method", "rounds to 85 %", "MiB up", "down", "sum", "seconds", "% at round 5", "10", "20"], body)
+
+
+def readme() -> str:
+    """The same in short."""
+    body = [[name, _rounds(row), _mib(row)[2]] for name, row in _headline()]
+    return table(["method", "rounds to 85 %", "MiB up + down"], body)
 
 
 def _mib(row: dict[str, Any]) -> list[str]:
@@ -170,6 +178,7 @@ def _result(name: str) -> dict[str, Any]:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "readme": readme,
     "headline": headline,
     "table1": table1,
     "paper": paper,
@@ -185,9 +194,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "scaling": scaling,
     "jacobians": jacobians,
     "tree": tree,
-    "comparison-file": lambda: schema_table(Comparison, "key"),
-    "comparison-search": lambda: schema_table(Search, "key of `[search]`"),
-    "comparison-methods": lambda: schema_table(Entry, "key of `[[methods]]`"),
 }
 
 

@@ -105,6 +105,26 @@ def test_a_record_adds_at_most_a_clip(name: str) -> None:
     assert moved > tries / 10  # else nothing was tried
 
 
+@pytest.mark.parametrize("name", ["cnn", "transformer"])
+def test_alone_a_record_may_be_taken_from_the_middle(name: str) -> None:
+    """Those behind it move up. In a batch they may be rounded in another way then; alone they are not."""
+    build, shape, _ = NETWORKS[name]
+    torch.manual_seed(0)
+    model = build()
+    x, y = records(shape, tokens=False)
+    Y, plan = torch.eye(OUTPUTS)[y], plan_jacobian(model, x)
+
+    def summed(rows: list[int]) -> Tensor:
+        return clipped_gradient(model, x[rows], Y[rows], "ce", plan, 0.5, {}, alone=True)
+
+    for w in hostile(model, 6):
+        load_flat(model, w)
+        whole, own = summed([0, 1, 2, 3, 4]), [summed([i]) for i in range(5)]
+        assert float((whole - summed([0, 2, 3, 4])).norm()) <= 0.5 * 1.001
+        # Each adds what it adds by itself: float64 sums of five numbers apart.
+        torch.testing.assert_close(whole, sum(own, torch.zeros_like(whole)), rtol=0, atol=1e-14)
+
+
 METHODS_AND_NETWORKS: dict[str, tuple[str, str, str, dict[str, Any]]] = {  # of which network, for which unit
     "records": ("private-sums", "cnn", "record", {"clip": 0.5}),
     "records, whitened": ("private-sums", "mlp", "record", {"clip": 0.5}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from ntkfl.methods.rows.robust_rows import (
 )
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
-from ntkfl.tangent import Stack
 from tests.methods.rounds import ask, play, small_clients, small_task
 
 ON = Robust.on(["rows"])
@@ -215,29 +213,3 @@ def test_what_does_nothing_is_said() -> None:
     quiet = small_task(robust=Robust(verify=True, trim=0.2))
     NTKFL().start(quiet, quiet.like)
     assert quiet.notes == []
-
-
-@pytest.mark.parametrize("kernel", ["full", "trace"])
-def test_a_server_whose_rows_lie_in_files_ends_with_the_weights_of_one_in_memory(
-    kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run() -> torch.Tensor:
-        torch.manual_seed(0)
-        x, y = torch.randn(60, 6), torch.arange(60) % 3
-        fed = ntkfl.data.from_clients([(x[i : i + 15] + i, y[i : i + 15]) for i in range(0, 60, 15)], test=(x, y))
-        robust = Robust(row_clip=1.0, drop_opposed=True, trim=0.3)  # rows are scaled, judged and left out on the way
-        how: dict[str, Any] = {"rounds": 2, "clients_per_round": 4, "seed": 0, "callbacks": []}
-        trained = ntkfl.train(ntkfl.models.mlp(6, 8, 3), fed, NTKFL(kernel=kernel), robust=robust, **how)
-        return torch.cat([p.detach().flatten() for p in trained.model.parameters()])
-
-    in_memory, made = run(), []
-
-    def in_files(rows: int) -> Stack:
-        made.append(rows)
-        return Stack(rows, store=tmp_path)
-
-    monkeypatch.setattr("ntkfl.methods.rows.robust_rows.Stack", in_files)
-    out_of_core = run()
-    assert made == [60, 60]
-    # float32: two rounds of some hundred products, summed in another order
-    assert (out_of_core - in_memory).norm() < 1e-3 * in_memory.norm()

@@ -13,7 +13,6 @@ from ntkfl.tangent.curvature import curvature_sums
 from ntkfl.tangent.flow import Eigen, eigen
 from ntkfl.tangent.sums import SKETCH, Factor, probe_matrix, sketch_rank
 from ntkfl.wire import Message
-from ntkfl.wire.halves import pack_halves
 from tests.tangent.test_curvature import made_up, sketch, sums
 
 ONE = torch.tensor(1.0, dtype=torch.float64)
@@ -193,7 +192,7 @@ def test_half_precision_on_the_wire_breaks_no_sketch(n: int) -> None:
     values = 10 ** (-6 * torch.arange(n, dtype=torch.float64) / n)
     low = torch.randn(n, 5, generator=generator, dtype=torch.float64)
     for A in (with_spectrum(values) if n < 100 else (low @ low.T).unsqueeze(0), (1e-20 * low @ low.T).unsqueeze(0)):
-        sent = Message.decode(Message("update", 1, pack_halves({"a": sketch(A)})).encode())
+        sent = Message.decode(Message("update", 1, {"a": sketch(A)}, halves=("a",)).encode())
         for like in (torch.zeros(0), torch.zeros(0).double()):
             read = eigen(Factor(sent.take("a", None, like), SKETCH), ONE.to(like))
             assert bool(read.values.isfinite().all())

@@ -20,7 +20,7 @@ from ntkfl.data.torch_data import Pair, TorchData, read_torch, varies
 from ntkfl.errors import ConfigError, DataError, ModelError
 from ntkfl.federation.client import Client, SeededRandomness
 from ntkfl.federation.feature_cache import feature_folder, split_frozen
-from ntkfl.federation.policy import Agreed, Site, Terms
+from ntkfl.federation.policy import Agreed, Site, Terms, noisy
 from ntkfl.federation.seeds import seeded_torch
 from ntkfl.flower import network
 from ntkfl.flower.records import FROZEN, Notes, content, note, notes_of, payload_of
@@ -88,10 +88,13 @@ def reply(
             x, y = _placed(*_read(data, batch), fitted, agreed, terms, through)
             if (asked.round, exchange) == (1, 0) and "update" not in kinds_of(method) and _changes(data, batch):
                 log.warning("samples change when they are read again: %s takes one draw of each a round", method.name)
-            trained, features = split_frozen(fitted, privacy, feature_folder())
+            # Where noise is real, features are not cached: the server may have sent the frozen part, and a batch of
+            # samples is rounded together.
+            private = noisy(privacy) and seed is None
+            trained, features = (fitted, None) if private else split_frozen(fitted, privacy, feature_folder())
             x = x if features is None else features(x)
             task = Task(trained, terms.outputs, method.loss, label_smoothing=method.label_smoothing, privacy=privacy)
-            task.example = x[:1] * 0, y[:1] * 0
+            task.example, task.one_by_one = (torch.zeros_like(x[:1]), torch.zeros_like(y[:1])), private
             memory = ContextMemory(context, (asked.round, exchange))
             rows = None if through is None else through.rows(agreed)
             found = Client(number, task, method, lambda: (x, y), drawn, memory=memory, rows=rows).answer(asked)

@@ -65,6 +65,9 @@ class Task:
         self.shared, self.validation = shared, validation
         self.example: tuple[Tensor, Tensor] | None = None  # a sample of zeros: x [1, …] as the network gets it, y
         self.notes: list[str] = []
+        # Whether samples go through the network one at a time, so that none changes how another one is rounded: where
+        # noise is real, and the weights may be chosen by somebody who looks for that.
+        self.one_by_one = False
         # What the server itself draws in a round, such as noise: from its operating system, unless simulated.
         self.randomness: Callable[[int], Randomness] = lambda round: Randomness.fresh()
         self.like = flatten(self.model)  # device and type of weights [d]

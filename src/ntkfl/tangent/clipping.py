@@ -16,10 +16,10 @@ above one for ten million. The sum over N samples, in float64 too, is off by at 
 A sample's forward and backward passes are in the weights' own type, and at weights that amplify roundings they may be
 anything. They may not depend on what the other samples are, and matrix products take other kernels for other numbers of
 rows. So passes are over chunks of one size, the last one filled up with zeros: a sample gives the same wherever the
-others are, as long as it keeps its place. (Kernels round the rows of one matrix differently by their place: without a
-sample in the middle those behind it move up, and at such weights they may change too. Simulated noise hides nothing
-anyway; where private methods are to run between machines, samples have to go through the network one at a time.) What
-is not finite adds nothing, and no error tells of it.
+others are, as long as it keeps its place. Kernels round the rows of one matrix differently by their place: without a
+sample in the middle those behind it move up, and at such weights they may change too. So where the noise is real,
+samples go through the network one at a time (`alone`): what one adds then depends on nothing but itself. What is not
+finite adds nothing, and no error tells of it.
 
 Where a layer is whitened, weights V with W = V P take the place of W: the inputs are P a, the gradient is the old one
 times P, and what is clipped is the norm in V.
@@ -55,17 +55,25 @@ _Share = tuple[Tensor, Callable[[Tensor, Tensor], None]]
 
 
 def clipped_gradient(
-    model: nn.Module, x: Tensor, Y: Tensor, loss: AnyLoss, plan: JacobianPlan, clip: float, whitening: Whitening
+    model: nn.Module,
+    x: Tensor,
+    Y: Tensor,
+    loss: AnyLoss,
+    plan: JacobianPlan,
+    clip: float,
+    whitening: Whitening,
+    alone: bool = False,
 ) -> Tensor:
     """Σ_i g_i · min(1, clip / ‖g_i‖) over the rows of x for targets Y [N, d2], g_i = ∂ℓ_i/∂w: float64 [d]. A sample
     whose gradient is not finite adds nothing.
 
-    Columns of whitened layers are gradients in V. `plan` is `plan_jacobian(model, x)`; chunk by chunk.
+    Columns of whitened layers are gradients in V. `plan` is `plan_jacobian(model, x)`; chunk by chunk, or `alone`: some
+    ten times the time.
     """
     if strange := whitening.keys() - _can_be_whitened(plan):
         raise MessageError(f"whitening of columns {next(iter(strange)).name}, where this network has no such layer")
     criterion, total = find_loss(loss), torch.zeros(plan.total, dtype=torch.float64, device=Y.device)
-    for start, inputs, J in _chunks(model, x, plan):
+    for start, inputs, J in _chunks(model, x, plan, alone):
         with evaluating(model), torch.no_grad():
             r = criterion.residual(model(inputs), _filled(Y[start : start + len(J)], len(J)))
         rows = max(1, numbers_at_once(x) // max(1, sum(_formed(block) for block in J.blocks)))
@@ -100,7 +108,9 @@ def lengths(rows: Tensor) -> Tensor:
     return found
 
 
-def input_moments(model: nn.Module, x: Tensor, plan: JacobianPlan, largest: int = LARGEST) -> dict[Layer, Tensor]:
+def input_moments(
+    model: nn.Module, x: Tensor, plan: JacobianPlan, largest: int = LARGEST, alone: bool = False
+) -> dict[Layer, Tensor]:
     """Σ_i Σ_t a_it a_itᵀ of layers whose inputs do not depend on any trained weight, each sample brought to
     Σ_t ‖a_it‖² = 1: [m, m].
 
@@ -109,7 +119,7 @@ def input_moments(model: nn.Module, x: Tensor, plan: JacobianPlan, largest: int 
     """
     unmoved = {part.weight.start for part in plan.parts if part.weight is not None and part.constant}
     found: dict[Layer, Tensor] = {}
-    for start, _, J in _chunks(model, x, plan):
+    for start, _, J in _chunks(model, x, plan, alone):
         for block in J[: len(x) - start].blocks:
             if not isinstance(block, LinearBlock | ConvolutionBlock) or block.weight is None or block.groups > 1:
                 continue
@@ -126,11 +136,13 @@ def input_moments(model: nn.Module, x: Tensor, plan: JacobianPlan, largest: int 
     return found
 
 
-def _chunks(model: nn.Module, x: Tensor, plan: JacobianPlan) -> Iterator[tuple[int, Tensor, BlockJacobian]]:
+def _chunks(
+    model: nn.Module, x: Tensor, plan: JacobianPlan, alone: bool
+) -> Iterator[tuple[int, Tensor, BlockJacobian]]:
     """(start, rows of x from there on, their factored Jacobian), always as many rows, zeros behind the last of x."""
     plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
     most = _CPU_ROWS if x.device.type == "cpu" else _ACCELERATOR_ROWS
-    rows = max(1, min(most, numbers_at_once(x) // plan.working))
+    rows = 1 if alone else max(1, min(most, numbers_at_once(x) // plan.working))
     for at in range(0, len(x), rows):
         inputs = _filled(x[at : at + rows], rows)
         yield at, inputs, unchecked_jacobian(model, inputs, plan)

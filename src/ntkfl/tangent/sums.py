@@ -132,10 +132,10 @@ class Shaped(NamedTuple):
 class Sums:
     """Sums over samples by name, all additive: those of two sets of samples add up to those of both.
 
-    `gradient` [d]; `samples` []; `<columns>/inputs` (`/constant` where they do not depend on any trained
-    weight, `/shared` where positions share the weights) and `<columns>/outputs`, factors of the layer at these columns as triangles or, with
-    `.diagonal` or `.sketch` behind the name, in that form; `rest`, the diagonal of C at all columns that no layer
-    covers.
+    `gradient` [d]; `samples` []; `<columns>/inputs` (`/constant` where they do not depend on any trained weight,
+    `/shared` where positions share the weights) and `<columns>/outputs`, factors of the layer at these columns as
+    triangles or, with `.diagonal` or `.sketch` behind the name, in that form; `rest`, the diagonal of C at all columns
+    that no layer covers.
     """
 
     arrays: Mapping[str, Tensor]

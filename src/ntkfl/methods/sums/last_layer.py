@@ -46,18 +46,18 @@ def trains_alone(model: nn.Module, outputs: int) -> bool:
 
 
 @torch.no_grad()
-def head_inputs(model: nn.Module, outputs: int, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Inputs of the last layer for the rows of x, some rows at a time: (which rows, [n, F]). One forward pass."""
+def head_inputs(model: nn.Module, outputs: int, x: Tensor, most: int = _ROWS) -> Iterator[tuple[slice, Tensor]]:
+    """Inputs of the last layer for the rows of x, `most` rows at a time: (which rows, [n, F]). One forward pass."""
     layer, seen = last_layer(model, outputs), list[tuple[Tensor, Tensor]]()
     hook = layer.module.register_forward_hook(lambda _, given, out: seen.append((given[0], out)))
     try:
-        for at in range(0, len(x), _ROWS):
+        for at in range(0, len(x), most):
             with evaluating(model):
-                out = model(x[at : at + _ROWS])
+                out = model(x[at : at + most])
             # A sample that is not finite must not show by an error.
             same = len(seen) == 1 and torch.allclose(seen[0][1], out, rtol=0, atol=0, equal_nan=True)
             if not same or seen[0][0].ndim != 2:
                 raise ModelError("a network whose outputs are its last linear layer's is needed, and this one is not")
-            yield slice(at, at + _ROWS), seen.pop()[0]
+            yield slice(at, at + most), seen.pop()[0]
     finally:
         hook.remove()

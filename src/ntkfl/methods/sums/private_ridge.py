@@ -112,7 +112,8 @@ class PrivateRidge(NoisySums):
         model = task.at(question.take(WEIGHTS, tuple(task.like.shape), task.like))
         p, targets = _size(task), task.training_targets(client.y).double()
         gram, cross = targets.new_zeros(p, p), targets.new_zeros(p, targets.shape[1])
-        for rows, features in head_inputs(model, task.outputs, client.x):
+        most = 1 if task.one_by_one else 4096
+        for rows, features in head_inputs(model, task.outputs, client.x, most):
             a = torch.cat([features.double(), targets.new_ones(len(features), 1)], dim=1)
             a, t = _at_most_one(a / self._clip(p)), _at_most_one(targets[rows])
             gram += a.mT @ a

@@ -155,9 +155,10 @@ class PrivateSums(NoisySums):
         plan = task.plan(_invented(client.x))  # before the weights: what they and the records are may not show in it
         model, Y = task.at(w), task.training_targets(client.y)
         each, share = (self.clip, 1.0) if by_record else (_UNCLIPPED, 1 / len(client))
-        total = clipped_gradient(model, client.x, Y, self.loss, plan, each, whitening)
+        alone = task.one_by_one
+        total = clipped_gradient(model, client.x, Y, self.loss, plan, each, whitening, alone)
         gradient = total / self.clip if by_record else clipped(share * total, self.clip)
-        moments = input_moments(model, client.x, plan) if asks and self.once(task) else {}
+        moments = input_moments(model, client.x, plan, alone=alone) if asks and self.once(task) else {}
         triangles = {MOMENTS + layer.name: scaled_triangle(share * A) for layer, A in moments.items()}
         return self.integers(task, question, client, {GRADIENT: gradient} | triangles, counts=by_record)
 
