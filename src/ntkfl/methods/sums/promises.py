@@ -18,7 +18,7 @@ from ntkfl.privacy.sum_accounting import guarantee
 from ntkfl.privacy.sum_noise import GRAINS, momentum_sums
 from ntkfl.progress import plural
 
-DROWNED = 5.0  # docs/private-sums.md: runs at a noise of 1.6 and 4.3 still learn, at 23 they do not
+DROWNED = 5.0  # measured: runs at a noise of 1.6 and 4.3 still learn, at 23 they do not
 
 
 def promises(method: Method, task: Task, cohort: int, rounds: int) -> list[str]:
