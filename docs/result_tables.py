@@ -75,8 +75,9 @@ MINOR = frozenset(
 
 
 def equal_terms(name: str, target: float = 0.85) -> str:
-    """The methods of a comparison, without minor variants: rounds to the target of each round's own weights and of averaged ones, bytes and
-    final accuracy of the latter. 'X, averaged' beside 'X' is the same method with settings chosen for averaged weights.
+    """The methods of a comparison, without minor variants: rounds to the target of each round's own weights and of
+    averaged ones, bytes and final accuracy of the latter. 'X, averaged' beside 'X' is the same method with settings
+    chosen for averaged weights.
     """
     rows = rows_of(name)
     lines = []

@@ -80,5 +80,3 @@ def test_its_jacobian_is_as_large_as_it_says() -> None:
     assert f"{list(J.shape)}: layer" in said
     assert f"here {J.nbytes / 1e6:.0f} MB where all derivatives take {4 * math.prod(J.shape) / 1e6:,.0f} MB" in said
     assert f"NTK {list(H.shape)}" in said
-
-
