@@ -60,12 +60,6 @@ def sent(row: Row, target: float) -> list[str]:
     return [f"{up:,.0f}", f"{down:,.0f}", f"{up + down:,.0f}"]
 
 
-def setting_text(row: Row) -> str:
-    """η and local steps, where they were searched; else nothing."""
-    names = {"lr": "η", "local_steps": "steps", "server_lr": "server η", "mu": "μ"}
-    return ", ".join(f"{called} {row['setting'][name]:g}" for name, called in names.items() if name in row["setting"])
-
-
 # Variants of lines that stay: `table.md` of the comparison has them.
 MINOR = frozenset(
     {
@@ -96,11 +90,12 @@ def equal_terms(name: str, target: float = 0.85) -> str:
         shown = best if row["accuracy"] != row["last_accuracy"] or best is not row else None
         hits = [hit for hit in (averaged if shown else own) if hit is not None]
         order = (len(own) - len(hits), statistics.mean(hits) if hits else 0.0)
-        cells = [label.removesuffix(", averaged"), setting_text(best), rounds_text(own, row["length"])]
-        cells += [rounds_text(averaged, best["length"]) if shown else "", *sent(shown or row, target)]
+        up, _, both = sent(shown or row, target)
+        cells = [label.removesuffix(", averaged"), rounds_text(own, row["length"])]
+        cells += [rounds_text(averaged, best["length"]) if shown else "", up, both]
         end = statistics.mean(curve[-1] for curve in (shown or row)["accuracy"])
         lines.append((order, [*cells, unbroken(f"{100 * end:.1f} ({row['length']})")]))
-    headers = ["method", "setting", f"rounds to {percent(target)}, own weights", "averaged", "MiB up", "down", "sum"]
+    headers = ["method", f"rounds to {percent(target)}, own weights", "averaged", "MiB up", "up and down"]
     headers.append("% at the end (round)")
     return table(headers, [cells for _, cells in sorted(lines, key=lambda line: line[0])])
 
@@ -130,7 +125,7 @@ def findings(tally: Sequence[int], paper: Sequence[float]) -> str:
         f"**Few bytes.** That is {mib[0]} MiB up and down together ({wide} with numbers of 32 bits, as the others "
         f"have), against {mib[1]}, {mib[2]}, {mib[3]} and {mib[4]} ([headline](#headline)).",
         "**One round with a pretrained network.** CIFAR-10 behind a frozen EfficientNet-Lite0, one label per client: "
-        f"{once:.1f} % after one round, {thrice:.1f} after three ([methods](methods.md)).",
+        f"{once:.1f} % after one round, {thrice:.1f} after three ([backbones](methods.md#measured-with-a-backbone)).",
         f"**The paper.** Of {sum(tally)} claims {tally[0]} hold, {tally[1]} do not, {tally[2]} cannot be judged. With "
         f"the paper's own choices NTK-FL takes {min(paper):.1f} to {max(paper):.1f} times fewer rounds than FedAvg, "
         "where it says an order of magnitude ([claim by claim](paper.md#verdicts)).",
@@ -251,6 +246,8 @@ def one_label() -> str:
         if not (RESULTS / name).exists():
             continue
         for label, row in rows_of(name).items():
+            if label == "FedNova":  # FedAvg, where clients take equally many steps
+                continue
             at = [f"{100 * _at(row, r):.1f}" if row["length"] >= r else "" for r in (1, 5, 10, 20, 50)]
             flower = f"{published[label]:.1f}" if label in published else ""
             called = {"sums": "NTK-FL from sums", "rows (NTK-FL)": "NTK-FL from rows"}.get(label, label)
