@@ -174,7 +174,7 @@ def ratios() -> str:
 
 CP = {
     "CP-NTK-FL": "`cp-ntk-fl`",
-    "CP-NTK-FL, factored (as sending z)": "`--set codec=factored`: as sending projected inputs",
+    "CP-NTK-FL, factored (as sending z)": "the same, factored and not sparse: as sending projected inputs",
     "NTK-FL with the paper's stages": "`ntk-fl` with the paper's stages",
     "the same, paper's kernel": "the same, the paper's kernel, not averaged",
 }
