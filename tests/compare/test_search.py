@@ -27,6 +27,12 @@ def test_search_follows_held_out_clients_and_extends_edges(tmp_path: Path) -> No
     assert chosen["NTK-FL"].options == {}
 
 
+def test_where_nothing_is_searched_nothing_runs(tmp_path: Path) -> None:
+    comparison = Comparison(name="a", methods=[{"label": "m", "method": "fedavg"}]).with_hold_out()
+    chosen = search(comparison, comparison.methods, tmp_path / "s", FakeRuns(None))  # type: ignore[arg-type]
+    assert chosen["m"].options == {}
+
+
 def test_a_grown_grid_is_tried_next_to_its_best_alone(tmp_path: Path) -> None:
     """Of four values by four that grow to five by four: the new lr with the best number of steps and its neighbours."""
     grid = {"lr": [0.1, 0.3, 0.9, 2.7], "local_steps": [1, 2, 3, 4]}

@@ -51,6 +51,8 @@ def search(comparison: Comparison, entries: Sequence[Entry], root: Path, run: Ru
     scores: dict[str, Scores] = {label: {} for label in searched}
     growing = set(searched)
     for extension in range(comparison.search.extend + 1):
+        if not growing:  # also where nothing is searched
+            break
         fresh = {label: _fresh(grids[label], scores[label]) for label in searched if label in growing}
         _halve(comparison, searched, fresh, scores, root, run)
         for label in list(fresh):
@@ -64,8 +66,6 @@ def search(comparison: Comparison, entries: Sequence[Entry], root: Path, run: Ru
                 growing.discard(label)
             else:
                 grids[label] = {k: sorted({*values, *beyond.get(k, ())}) for k, values in grids[label].items()}
-        if not growing:
-            break
     chosen = {entry.label: Chosen({}) for entry in entries}
     final = _final(comparison, searched, scores, root, run) if comparison.search.final_rounds is not None else {}
     for label, grid in grids.items():
