@@ -35,6 +35,8 @@ def scaling() -> str:
     """A server's update by the samples of a round: seconds, and memory beside the data."""
     lines = []
     for row in _rows("scaling"):
+        if "out of core" in row["what"]:  # of code that is gone
+            continue
         memory = re.search(r"([\d.]+ GB) ", row["note"])
         lines.append([row["what"].removeprefix("N = "), seconds_text(row["seconds"]), memory[1] if memory else ""])
     return table(["samples of a round", "2 cores, time", "2 cores, memory"], lines)
