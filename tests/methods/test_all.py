@@ -23,7 +23,7 @@ VARIANTS: list[tuple[str, dict[str, object], dict[str, Any]]] = [
     *((name, {}, {}) for name in METHODS),
     ("fednova", {"local_epochs": 2, "batch_size": 5}, {}),
     ("ntk-fl", {"form": "dense"}, {}),
-    ("ntk-fl", {}, {"sparsity": 0.5, "values": "float16"}),
+    ("ntk-fl", {}, {"sparsity": 0.5, "values": "8bit"}),
     ("sum-ntk-fl", {"values": "float32", "largest": 4}, {}),
     ("sum-ridge", {"keep_shares": True}, {}),
 ]

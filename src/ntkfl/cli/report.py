@@ -42,8 +42,8 @@ def report(
         if not folder.is_dir():
             raise RunFolderError(f"no such folder: {folder}")
     server = LiveServer(runs, port)
-    typer.echo(f"{server.url}  (Ctrl-C ends it)")
     try:
+        typer.echo(f"{server.url}  (Ctrl-C ends it)")
         server.run()
     except KeyboardInterrupt:  # its ordinary end
         server.closing.set()
