@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.errors import ConfigError, MessageError, TooFew
+from ntkfl.federation.secure_sum import SumSchema
 from ntkfl.methods import ClientRound, PrivateSums, Task
-from ntkfl.methods.sums.noisy_sums import momentum_step
+from ntkfl.methods.sums.dp_fedavg import DPFedAvg
+from ntkfl.methods.sums.noisy_sums import NoisySums, momentum_step
 from ntkfl.methods.sums.private_sums import GradientSums
 from ntkfl.methods.sums.promises import guarantees, noise_advice, promises
 from ntkfl.methods.sums.whitening import REST, WHITENING, directions, read_whitening, scaled_triangle, whitening_arrays
@@ -20,7 +22,7 @@ from ntkfl.privacy.accounting import Participation
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sum_accounting import budget, spent
-from ntkfl.privacy.sum_noise import GRAINS, integer_change
+from ntkfl.privacy.sum_noise import COUNT, GRAINS, integer_change
 from ntkfl.wire import Message
 from tests.methods.private import asked, assert_variance, integers, noise, others, private_task
 from tests.methods.rounds import gradient, play, play_rounds, small_clients, small_task
@@ -47,6 +49,34 @@ def test_a_record_changes_integers_by_no_more_than_the_noise_is_for() -> None:
         inputs.append(float((whole[MOMENTS] - less[MOMENTS]).norm()))
     assert 0.9 * GRAINS < max(changes) <= integer_change([task.like.numel()], counted=True)
     assert 0.5 * GRAINS < max(inputs) <= integer_change([len(whole[MOMENTS])])
+
+
+def test_under_masks_the_count_of_a_large_client_keeps_all_of_its_noise() -> None:
+    """It is cut to `sum_samples` before the noise: nothing is scaled down after it."""
+    method, (client,) = PrivateSums(), small_clients(80)
+    task = private_task(method, secure_sum=True, sum_samples=8)
+    counts = []
+    for key in range(200):
+        one = ClientRound(0, client.x, client.y, Randomness(bytes([key]) * 32))
+        reply = method.answer(task, asked(task), one)
+        assert isinstance(reply, GradientSums)
+        addends = reply.addends(method, task, asked(task))
+        schema = SumSchema.of("sums", addends, 1)
+        counts.append(schema.decode(schema.encode(addends, one.randomness), 1)[0]["samples"].double())
+    drawn, width = torch.cat(counts) - 8 * COUNT, method.widths(task, {"gradient": task.like.numel(), "samples": 1})
+    assert abs(float(drawn.mean())) < 5 * width["samples"] / math.sqrt(200)
+    assert_variance(drawn, width["samples"] ** 2)
+
+
+@pytest.mark.parametrize("method", [PrivateSums(), DPFedAvg(), PrivateSums(clip=1e-6)])
+def test_noisy_sums_say_nothing_without_noise(method: NoisySums) -> None:
+    """Not even whether a client had to scale something down; sums without an ε may."""
+    (client,) = small_clients(40)
+    for epsilon in (3.0, None):
+        task = private_task(method, epsilon=epsilon, secure_sum=True)
+        reply = method.answer(task, asked(task), client)
+        schema = SumSchema.of("sums", reply.addends(method, task, asked(task)), 2)
+        assert set(schema.names) - set(reply.arrays) == (set() if epsilon else {"bounded"})
 
 
 def test_at_client_level_a_client_changes_integers_by_no_more_than_the_noise_is_for() -> None:

@@ -61,13 +61,15 @@ class NoisyIntegers(Sums):
         raise MessageError(f"noisy sums with {', '.join(names)}, which nobody asked for")
 
     def addends(self, method: NoisySums, task: Task, question: Message) -> Addends:  # type: ignore[override]
-        """The integers as they are, with room for noise where clients add it."""
+        """The integers as they are, with room for noise where clients add it. Whether some had to be scaled down is
+        never told of noisy ones: that would leave without noise.
+        """
         numbers = {name: array.numel() for name, array in self.arrays.items()}
-        by_clients = task.privacy.noise_by == "clients"
+        by_clients, noisy = task.privacy.noise_by == "clients", task.privacy.epsilon is not None
         wide = method.widths(task, numbers) if by_clients else dict.fromkeys(numbers, 0.0)
         limits = {name: method.limit(task.privacy, name) + _TAILS * wide[name] for name in numbers}
         return {
-            name: Addend(array.double().cpu(), limits[name], name != method.contribution)
+            name: Addend(array.double().cpu(), limits[name], noisy or name != method.contribution)
             for name, array in self.arrays.items()
         }
 
@@ -186,7 +188,9 @@ class NoisySums(Method):
         limited = [(vector, self.limit(task.privacy, name)) for name, vector in vectors.items()]
         whole = dict(zip(vectors, to_integers(limited, randomness, self.grains), strict=True))
         if counts:
-            whole[SAMPLES] = torch.tensor([COUNT * len(client)])
+            # Before the noise: a noisy count that a secure sum scaled down to its limit would lose noise as well.
+            most = self.limit(task.privacy, SAMPLES) if task.privacy.secure_sum else LARGEST
+            whole[SAMPLES] = torch.tensor([COUNT * len(client)]).clamp(max=int(most))
         if task.privacy.noise_by == "clients":
             whole = self._noisy(task, whole, randomness)
         kind = self.replies[question.kind]
