@@ -41,7 +41,7 @@ test: $(VENV)/.test
 	$(PY) -m pytest -n 3 --no-loadscope-reorder
 
 # The long sweeps of which `make test` has a slice: whole deployments, kills, fuzzing.
-test-long: $(VENV)/.test
+test-long: $(VENV)/.test $(VENV)/.simulation
 	$(PY) -m pytest -n 2 --no-loadscope-reorder -m long
 	$(MAKE) fuzz
 
@@ -100,7 +100,7 @@ try:
 audit-deps:
 	$(PYTHON) -m venv build/audit
 	build/audit/bin/python -m pip --disable-pip-version-check install --quiet pip-audit==2.10.1
-	for part in run test lint docs browser; do \
+	for part in run test simulation lint docs browser; do \
 	  build/audit/bin/pip-audit -r requirements/$$part.txt --no-deps --disable-pip --strict --progress-spinner off || exit 1; done
 
 # A wheel, installed with the core alone into an empty environment, trains and reports there.

@@ -21,6 +21,7 @@ part() {
 }
 part run
 part test --extra services --extra audit --extra data --extra flower --group test
+part simulation --extra flower --group simulation
 part lint --extra services --extra audit --extra data --extra flower --group lint
 part docs --group docs
 part browser --group browser

@@ -330,8 +330,8 @@ def services(scratch: Path) -> Iterator[Target]:
     from ntkfl.crypto.receipt import check_receipt, issue_receipt
     from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, pack_rows, seal_rows, unpack_rows
     from ntkfl.services.announcement import Head, Question
-    from ntkfl.services.key_server.protocol import open_run_secret, seal_run_secret
-    from ntkfl.services.peers import AggregatorPeer, KeyServerPeer, Peers, RoundTerms, ShufflerPeer
+    from ntkfl.services.key_server import open_run_secret, seal_run_secret
+    from ntkfl.services.peers import AggregatorPeer, Peers, RoundTerms, ServicePeer
     from ntkfl.services.shuffler.batch import Batch
     from ntkfl.services.shuffler.store import BatchStore
 
@@ -340,13 +340,13 @@ def services(scratch: Path) -> Iterator[Target]:
     signer = SigningKey(Ed25519PrivateKey.from_private_bytes(b"s" * 32))
     opener = SealingKey(X25519PrivateKey.from_private_bytes(b"o" * 32))
     framed = [pack_rows(said, [b"abcd", b"efgh"]), pack_rows(said, [bytes(90)])]
-    batch, message = Batch(key, ("a", "b", "c"), 10, 120, 2), b"weights"
+    batch, message = Batch(key, 3, 10, 120, 2), b"weights"
     public = signer.public.hex()
     peers = Peers(
         federation=names[0],
         round=RoundTerms(clients=3, least=2),
-        key_server=KeyServerPeer(url="https://k", signing_key=public),
-        shuffler=ShufflerPeer(url="https://s", signing_key=public),
+        key_server=ServicePeer(url="https://k", signing_key=public),
+        shuffler=ServicePeer(url="https://s", signing_key=public),
         aggregator=AggregatorPeer(signing_key=public),
     )
     head = Head(names[1], batch, opener.public.hex(), "ab" * 32, hashlib.sha256(message).hexdigest())
@@ -361,7 +361,7 @@ def services(scratch: Path) -> Iterator[Target]:
         assert pack_rows(*found) == data
 
     def signed_again(data: bytes) -> bytes:
-        return signer.sign(data[64:], bind("ntkfl announcement v3", names[0])) + data[64:]
+        return signer.sign(data[64:], bind("ntkfl announcement v4", names[0])) + data[64:]
 
     def announcement(data: bytes) -> None:
         found = Head.check(data, peers)
@@ -396,7 +396,7 @@ def services(scratch: Path) -> Iterator[Target]:
     kept = scratch / "shuffler.sqlite"
     store = BatchStore(kept, run="f/r")
     said_there = Announced.of(key, b"signed")
-    store.open(Batch(key, ("a", "b"), 1, 4, 2), said_there.digest)
+    store.open(Batch(key, 2, 1, 4, 2), said_there.digest)
     store.submit("a", said_there, [b"abcd"])
     store.close()
     sealed = list(seal_rows([b"", b"row", bytes(200)], opener.public, *names, said))

@@ -57,17 +57,6 @@ def write_private(path: Path, data: bytes) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
 
-def replace_private(path: Path, data: bytes) -> None:
-    """Give a file that only its owner can read this content, all of it or none, whatever was there."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{PART}")
-    write_private(temporary, data)
-    try:
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-
-
 def check_private(path: Path) -> None:
     """`ConfigError` where others than its owner can read, or change, a file that holds a secret."""
     if os.name == "posix" and path.stat().st_mode & 0o077:

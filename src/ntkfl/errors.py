@@ -46,10 +46,6 @@ class TooFew(NTKFLError):
     """An exchange that ended without enough clients or good rows."""
 
 
-class OutOfRounds(TooFew):
-    """A run that has used up the rounds that its contract allows."""
-
-
 class Diverged(TooFew):
     """An exchange in which no client's reply was finite."""
 

@@ -15,21 +15,6 @@ FELL = 0.05  # of accuracy lost since the best round: warnings are then said aga
 LOG_S = 10.0  # between two lines of a log that only say how far it is
 
 
-class Pace:
-    """The time left, supposing that pieces take alike; `before` of them were done when this one began to count, so many
-    seconds `ago`.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic, before: float = 0, ago: float = 0) -> None:
-        self._clock, self._before, self._began = clock, before, clock() - ago
-
-    def left(self, done: float, total: float) -> float | None:
-        """Seconds, or None before the first piece is done."""
-        if done <= self._before:
-            return None
-        return (self._clock() - self._began) / (done - self._before) * (total - done)
-
-
 class ProgressBar:
     """`begin` says what is under way, and so that what was before it is done; `end` that something is done. The time
     left supposes that pieces take alike; one may be worth several.
@@ -47,27 +32,26 @@ class ProgressBar:
         self.console = Console(stderr=stderr, quiet=quiet, highlight=False)
         self.live = self.console.is_terminal and not self.console.is_jupyter and not quiet
         self.total, self.done, self.what = total, 0.0, what
-        self._clock, self._pace, self._said, self._under_way = clock, Pace(clock), clock(), 0.0
+        self._clock, self._began, self._said = clock, clock(), clock()
+        self._before = 0.0  # pieces that were done when `_began`: a resumed run does not begin at its first
+        self._under_way = 0.0
         columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("[cyan]{task.fields[how_far]}"))
         self._bar = Progress(*columns, console=self.console, transient=True, disable=not self.live)
         self._task = self._bar.add_task(what, total=total, how_far="")
 
     def __enter__(self) -> Self:
-        self._pace = Pace(self._clock)
+        self._began = self._clock()
         self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def plan(self, total: float) -> None:
-        """How many pieces there are, once that is known."""
-        self.total = total
-
     def round(self, record: Record, timing: Record, line: str = "", what: str = "") -> None:
         """A round is done: the first one heard of is a later one where a run was resumed."""
         if not self.done:
-            self.done, self._pace = record["round"] - 1, Pace(self._clock, record["round"] - 1, timing["seconds"])
+            self.done = self._before = record["round"] - 1
+            self._began = self._clock() - timing["seconds"]
         self.end(line, what=what)
 
     def begin(self, what: str, pieces: float = 1) -> None:
@@ -96,8 +80,14 @@ class ProgressBar:
         self._said = self._clock()
         self.console.print(f"{line}  ({self.how_far()})", soft_wrap=True)
 
+    def left(self) -> float | None:
+        """Seconds, or None before the first piece is done."""
+        if self.done <= self._before:
+            return None
+        return (self._clock() - self._began) / (self.done - self._before) * (self.total - self.done)
+
     def how_far(self) -> str:
-        left = self._pace.left(self.done, self.total)
+        left = self.left()
         share = f"{100 * self.done / self.total:.0f} %" if self.total else "100 %"
         return share if left is None else f"{share}, {span(left)} left"
 
@@ -130,7 +120,7 @@ class RoundTable(ProgressBar):
 
     def _print(self, line: str) -> None:
         """A log has no bar: its rows say the time left."""
-        left = round(self._pace.left(self.done, self.total) or 0)
+        left = round(self.left() or 0)
         short = f"{left // 60}:{left % 60:02d}" if left < 3600 else f"{left // 3600}h{left // 60 % 60:02d}"
         self.console.print(f"{line}  {short:>5}", soft_wrap=True)
 
@@ -162,13 +152,15 @@ HEADER = "round  accuracy  test loss  train loss   steps  MiB up  MiB down  seco
 
 def row(record: Record, timing: Record) -> str:
     """A round below `HEADER`."""
+
+    def number(name: str, form: str) -> str:
+        return "—" if record[name] is None else format(record[name], form)
+
     accuracy = "—" if record["test_accuracy"] is None else percent(record["test_accuracy"], 2)
-    loss = "—" if record["test_loss"] is None else f"{record['test_loss']:.4f}"
-    met = "—" if record["train_loss"] is None else f"{record['train_loss']:.4f}"
-    steps = "—" if record["steps"] is None else f"{record['steps']:.0f}"
     return (
-        f"{record['round']:5d}  {accuracy:>8}  {loss:>9}  {met:>10}  {steps:>6}"
-        f"  {record['uplink_bytes'] / 2**20:6.1f}  {record['downlink_bytes'] / 2**20:8.1f}  {timing['seconds']:7.1f}"
+        f"{record['round']:5d}  {accuracy:>8}  {number('test_loss', '.4f'):>9}  {number('train_loss', '.4f'):>10}"
+        f"  {number('steps', '.0f'):>6}  {record['uplink_bytes'] / 2**20:6.1f}"
+        f"  {record['downlink_bytes'] / 2**20:8.1f}  {timing['seconds']:7.1f}"
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
+import stat
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,24 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+
+
+def read_unlinked(path: Path) -> bytes:
+    """A file's bytes; `OSError` where it is a symbolic link, or no regular file.
+
+    A run's folder may be somebody else's: a link in it must not bring a file of this machine into a report, nor a pipe
+    halt whoever looks.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "a symbolic link, which is not followed", str(path)) from None
+        raise
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        return file.read()
 
 
 def read_toml(path: Path) -> dict[str, Any]:

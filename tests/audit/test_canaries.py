@@ -42,8 +42,6 @@ def planned(method: dict[str, Any], model: dict[str, Any] | None = None, rounds:
 CASES = {
     "mlp": planned(SUMS),
     "cnn": planned(SUMS, CNN),
-    "unit client": planned(SUMS | {"input_share": 0.0, "clip": 1.0}, unit="client"),
-    "noise by the server": planned(SUMS, secure_sum=False, noise_by="server", noise_clients=1),
     "dp-fedavg": planned({"name": "dp-fedavg", "local_steps": 2}),
     "private-ridge": planned({"name": "private-ridge"}, rounds=1),
 }

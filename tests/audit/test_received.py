@@ -23,8 +23,7 @@ def captured(name: str) -> Capture:
     """Batches hold all of a client's samples."""
     own = {"local_steps": 2, "batch_size": 1000}
     options = {option: value for option, value in own.items() if option in METHODS[name].model_fields}
-    hidden = () if name == "sum-ntk-head" else (4,)
-    return capture(config({"name": name} | options, model={"hidden": hidden}, privacy=PRIVACY.get(name, {})), 1)
+    return capture(config({"name": name} | options, model={"hidden": (4,)}, privacy=PRIVACY.get(name, {})), 1)
 
 
 @pytest.mark.parametrize("name", METHODS)

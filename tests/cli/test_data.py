@@ -1,10 +1,9 @@
-"""`ntkfl data` list, fetch, show and deal."""
+"""`ntkfl data` list, fetch and show."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -82,23 +81,3 @@ def test_show_prints_the_counts() -> None:
 def test_show_knows_every_partition(options: list[str]) -> None:
     rows = lines(run("show", "digits", *options))
     assert rows["clients"][1] == ("10" if options else "300")
-
-
-def test_a_table_is_dealt_to_the_clients_it_names(bare: Path) -> None:
-    rows = "".join(
-        f"{i},{i % 3},{'north' if i % 4 else 'south'},{'test' if i % 5 == 0 else 'train'}\n" for i in range(60)
-    )
-    (bare / "visits.csv").write_text("age,label,client,split\n" + rows)
-    dealt = run("deal", "visits.csv", "--out", "dealt")
-    assert dealt.exit_code == 0, dealt.exception
-    assert dealt.stdout.splitlines() == [
-        "wrote 2 clients and a test set to dealt", "client-0.npz: north", "client-1.npz: south"
-    ]  # fmt: skip
-    ages = [np.load(bare / "dealt" / f"client-{number}.npz")["x"][:, 0].tolist() for number in (0, 1)]
-    assert ages[0] == [i for i in range(60) if i % 4 and i % 5]
-    assert ages[1] == [i for i in range(60) if i % 4 == 0 and i % 5]
-    for option in (["--clients", "2"], ["--alpha", "1"]):
-        refused = run("deal", "visits.csv", *option, "--out", "again")
-        assert "visits.csv says whose its rows are (2 clients): leave" in str(refused.exception)
-    (bare / "nameless.csv").write_text("x,label\n" + "".join(f"{i},{i % 2}\n" for i in range(50)))
-    assert run("deal", "nameless.csv", "--clients", "3", "--out", "drawn").stdout.startswith("wrote 3 clients")

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from ntkfl.cli.stopping import stoppable
 from tests.cli.command import UNWANTED, Command, wait_until_gone
 
 SMALL = [
@@ -58,7 +54,7 @@ def stop(command: Command, line: str, code: int = 130) -> str:
 def test_training_shows_the_time_left_and_says_how_to_go_on(tmp_path: Path, terminal: bool) -> None:
     out = tmp_path / "run"
     command = Command("train", *SMALL, "--rounds", "100000", "--out", out, terminal=terminal)
-    command.until("min left" if terminal else "\n +3 .* \\d+[:h]\\d\\d\n")
+    command.until("(min|h) left" if terminal else "\n +3 .* \\d+[:h]\\d\\d\n")
     stop(command, f"stopped after \\d+ whole rounds?; continue with: ntkfl train --resume --out\\s+{out}")
 
 
@@ -72,31 +68,3 @@ def test_a_comparison_ends_with_its_workers(tmp_path: Path) -> None:
     command = Command(*words, terminal=True)
     command.until("0 of 4 runs finished")
     stop(command, "finished runs are kept, continue with")
-
-
-def test_a_role_that_a_supervisor_ends_says_so_too() -> None:
-    """By SIGTERM: the same line, and the code that supervisors know."""
-    program = """
-import time, typer
-from ntkfl.cli.stopping import stoppable, stopped_by
-def role():
-    with stoppable(lambda: f"stopped by {stopped_by()}", terminable=True):
-        print("begun", flush=True)
-        time.sleep(100)
-typer.run(role)
-"""
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
-    process.terminate()
-    assert process.communicate(timeout=30)[1] == "stopped by SIGTERM\n"
-    assert process.returncode == 143
-
-
-def test_outside_of_such_a_block_sigterm_ends_as_ever() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with stoppable(terminable=True):
-        assert signal.getsignal(signal.SIGTERM) is not before
-    assert signal.getsignal(signal.SIGTERM) is before

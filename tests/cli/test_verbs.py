@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 import pytest
@@ -21,23 +20,11 @@ from ntkfl.methods import METHODS
 from ntkfl.models import MODELS
 
 ROOM = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
-SMALL = [
-    "--dataset",
-    "digits",
-    "--clients",
-    "10",
-    "--clients-per-round",
-    "2",
-    "--set",
-    "hidden=[4]",
-    "--method",
-    "fedavg",
-]
 
 
 def test_help_is_quick_and_lists_every_verb() -> None:
     program = "import sys; from ntkfl.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
-    for arguments in (["--help"], ["train", "--help"], ["report", "-h"], ["watch", "--help"], ["--version"]):
+    for arguments in (["--help"], ["train", "--help"], ["report", "-h"], ["--version"]):
         command = [sys.executable, "-c", program, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **ROOM}, timeout=60)
         assert done.returncode == 0, done.stderr
@@ -103,9 +90,3 @@ def test_an_unknown_verb_is_told_which_is_near() -> None:
     outcome = CliRunner().invoke(app, ["trian"])
     assert outcome.exit_code == 2
     assert "train" in outcome.output
-
-
-def test_a_page_for_other_machines_is_served_plainly_only_when_told_so(tmp_path: Path) -> None:
-    for host in ("0.0.0.0", "::", "192.0.2.1", "some.name"):
-        outcome = CliRunner().invoke(app, ["watch", str(tmp_path), "--host", host])
-        assert "--plain-http" in str(outcome.exception), host

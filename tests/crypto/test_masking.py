@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntkfl.crypto.context import bind
-from ntkfl.crypto.mask_format import MOST_NUMBERS
 from ntkfl.crypto.masking import mask, pack_words, sum_masks, unpack_words
-from ntkfl.crypto.row_frames import Announced, BatchKey
+from ntkfl.crypto.row_frames import MOST_NUMBERS, Announced, BatchKey
 from ntkfl.errors import MessageError
 
 SAID = Announced.of(BatchKey(3, 0), b"announced")

@@ -76,7 +76,6 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("NTKFL_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(catalog, "SYSTEM_FOLDERS", (tmp_path / "system",))
-    monkeypatch.setattr(catalog, "has_apt", lambda: False)
     return tmp_path
 
 

@@ -1,13 +1,8 @@
-"""Downloads against a real server that cuts, refuses and lies; and a real package, made by dpkg-deb, handed over by an
-apt-get of our own.
-"""
+"""Downloads against a real server that cuts, refuses and lies."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ntkfl.data.download import Remote, download, unpack_package
+from ntkfl.data.download import Remote, download
 from ntkfl.errors import DataError
 
 BODY = np.random.default_rng(0).integers(0, 256, 200_000, np.uint8).tobytes()
@@ -82,46 +77,3 @@ def test_a_folder_that_cannot_be_made_is_an_error(host: Any, tmp_path: Path) -> 
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"a\.gz: .*file"):
         download([host.publish("a.gz", BODY)], tmp_path / "file" / "folder")
-
-
-@pytest.fixture
-def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An apt-get first on the PATH that serves one package from a folder and writes down how it was called."""
-    if not shutil.which("dpkg-deb"):
-        pytest.skip("no dpkg-deb on this machine")
-    tree = tmp_path / "tree"
-    (tree / "DEBIAN").mkdir(parents=True)
-    (tree / "DEBIAN/control").write_text(
-        "Package: dataset-toy\nVersion: 1.0\nArchitecture: all\nMaintainer: nobody\nDescription: toy\n"
-    )
-    (tree / "usr/share/datasets/toy").mkdir(parents=True)
-    (tree / "usr/share/datasets/toy/train.gz").write_bytes(b"content")
-    served = tmp_path / "served"
-    served.mkdir()
-    subprocess.run(
-        ["dpkg-deb", "-b", str(tree), str(served / "dataset-toy_1.0_all.deb")], check=True, capture_output=True
-    )
-    (tmp_path / "bin").mkdir()
-    script = tmp_path / "bin/apt-get"
-    script.write_text(
-        f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\ncase "$*" in *update) exit 0;; *download*dataset-toy) '
-        f"cp {served}/*.deb .;; *) echo 'E: Unable to locate package' >&2; exit 100;; esac\n"
-    )
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    return tmp_path
-
-
-def test_a_package_is_unpacked_and_the_systems_lists_and_cache_are_left_alone(apt: Path) -> None:
-    unpack_package("dataset-toy", "usr/share/datasets/toy", apt / "cache")
-    assert (apt / "cache/train.gz").read_bytes() == b"content"
-    assert files(apt / "cache") == ["train.gz"]
-    for call in (apt / "calls").read_text().splitlines():
-        assert "-oDir::State=" in call
-        assert "-oDir::Cache=" in call
-
-
-def test_a_package_that_does_not_exist(apt: Path) -> None:
-    with pytest.raises(DataError, match="Unable to locate package"):
-        unpack_package("dataset-none", "usr", apt / "cache")
-    assert not (apt / "cache").exists()

@@ -177,7 +177,7 @@ def with_value(value: float) -> np.ndarray:
     ("clients", "test", "said"),
     [
         ([], TEST, "at least one client"),
-        ([(X, Y)], None, "needs test="),
+        ([(X, Y)], None, "test must be a pair"),
         ([(X, Y), (X[:0], Y[:0])], TEST, "client 1 has no samples"),
         ([(X, Y), (X[:, :2], Y)], TEST, r"client 1 has features \[2\], but client 0 has \[3\]"),
         ([(X, Y)], (X[:, :2], Y), r"test has features \[2\]"),

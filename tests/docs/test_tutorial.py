@@ -76,5 +76,5 @@ def test_every_command_does_what_the_page_says(tmp_path: Path) -> None:
     assert accuracies["first"][-1] > 0.95
     assert accuracies["visits"][-1] > 0.93
     assert abs(accuracies["secure"][-1] - accuracies["visits"][-1]) < 0.03
-    for made in ("report.html", "runs/compare/report.html", "runs/visits/audit/index.html"):
+    for made in ("report.html", "runs/compare/report.html", "runs/visits/audit/findings.json"):
         assert (folder / made).stat().st_size > 1000

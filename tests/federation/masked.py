@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from ntkfl.crypto.hpke import SealingKey
-from ntkfl.crypto.mask_format import SEED_BYTES
 from ntkfl.crypto.masking import Words, unpack_words
-from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, unpack_rows
+from ntkfl.crypto.row_frames import SEED_BYTES, Announced, BatchKey, open_row, unpack_rows
 from ntkfl.federation.secure_sum import MaskedTotal, SumSchema, mask_reply, open_sum
 from ntkfl.methods.replies import Addend
 from ntkfl.services.shuffler.batch import Batch
@@ -39,7 +38,7 @@ class Round:
 
     def __post_init__(self) -> None:
         sizes = (1, self.schema.sealed_bytes, self.min_clients, self.schema.numbers)
-        self.shuffler.open(Batch(KEY, self.cohort, *sizes), SAID.digest)
+        self.shuffler.open(Batch(KEY, len(self.cohort), *sizes), SAID.digest)
         self.submitted: list[bytes] = []  # what the shuffler sees
 
     def submit(self, client: str, words: Words) -> None:

@@ -15,7 +15,7 @@ from ntkfl.federation.local import LocalTransport, SimulatedClients
 from ntkfl.federation.local_shuffler import LocalShuffler
 from ntkfl.federation.server import Server
 from ntkfl.federation.transport import Traffic, Transport
-from ntkfl.methods import ClientRound, Method, Outcome, State, SumNTKHead, Task
+from ntkfl.methods import ClientRound, Method, Outcome, State, Task
 from ntkfl.methods.combinations import settle
 from ntkfl.methods.robust import Robust
 from ntkfl.privacy.randomness import Randomness
@@ -26,9 +26,9 @@ def small_task(method: Method, privacy: Privacy | None = None, robust: Robust | 
     """A small perceptron in float64, under settings checked as a run's are."""
     torch.manual_seed(0)
     own, bounds = settle(method, privacy, robust)
-    inputs, hidden = own.projected_dim or 5, () if isinstance(method, SumNTKHead) else (4,)
+    inputs = own.projected_dim or 5
     task = Task(
-        ntkfl.models.mlp(inputs, *hidden, 3).double(), 3, method.loss, privacy=own, robust=bounds, total_clients=5,
+        ntkfl.models.mlp(inputs, 4, 3).double(), 3, method.loss, privacy=own, robust=bounds, total_clients=5,
         label_smoothing=method.label_smoothing,
     )  # fmt: skip
     task.example = torch.zeros(1, inputs).double(), torch.zeros(1, dtype=torch.int64)

@@ -29,7 +29,7 @@ from tests.federation.rounds import small_client, small_task
 QUICK: dict[str, Any] = {"local_steps": 3, "steps": (50.0, 400.0)}
 # What each method is tested under beside plain replies; the exact reasons of refusals are in test_combinations.py.
 SHUFFLED = [name for name in METHODS if name not in ("data-share", "private-ridge")]
-SUMMED = ["sum-ntk-fl", "sum-ntk-head", "fedavg", "fedprox", "fedadam", "fednova"]
+SUMMED = ["sum-ntk-fl", "fedavg", "fedprox", "fedadam", "fednova"]
 
 
 def made(name: str, **options: Any) -> Method:
@@ -55,7 +55,7 @@ def trained(fed: ntkfl.data.Federated, name: str, privacy: Privacy, rounds: int 
     fed = fed.with_shared(*fed.client(0)) if hasattr(method, "shared_fraction") else fed
     torch.manual_seed(0)
     inputs = privacy_of(method, privacy).projected_dim or 64
-    model = ntkfl.models.mlp(inputs, *([] if name == "sum-ntk-head" else [16]), 10).double()
+    model = ntkfl.models.mlp(inputs, 16, 10).double()
     how = {"clients_per_round": 4, "callbacks": [], "privacy": privacy} | options
     return ntkfl.train(model, fed, method, rounds=rounds, **how)
 
@@ -181,8 +181,7 @@ def test_masked_training_is_plain_training(
         trained(digits, name, quiet(name, secure_sum=masked, sum_samples=200), 3, options=options | exact)
         for masked in (False, True)
     )
-    within = 1e-2 if name == "sum-ntk-head" else 1e-3  # which adds little to the curvature: rounding weighs more
-    assert 0 < float((weights(one) - weights(two)).norm() / weights(one).norm()) < within
+    assert 0 < float((weights(one) - weights(two)).norm() / weights(one).norm()) < 1e-3
     assert [record["summed_clients"] for record in two.history] == [4, 4, 4]
     assert [record["bounded_clients"] for record in two.history] == [0, 0, 0]
     for before, after in zip(one.history, two.history, strict=True):

@@ -200,7 +200,7 @@ def test_seeds_are_not_kept(digits: ntkfl.data.Federated, monkeypatch: pytest.Mo
     trained(digits, FedAvg(local_steps=1), rounds=1)
     tables = [name for shuffler in kept for (name,) in shuffler._db.execute("SELECT name FROM sqlite_master")]
     assert "batches" in tables
-    assert not [name for name in tables if name.startswith(("cohort_", "pending_", "released_"))]
+    assert not [name for name in tables if name.startswith(("senders_", "pending_", "released_"))]
     assert [masks for shuffler in kept for (masks,) in shuffler._db.execute("SELECT masks FROM batches")] == [None]
 
 

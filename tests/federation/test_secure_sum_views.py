@@ -16,9 +16,8 @@ from scipy.stats import chi2_contingency
 
 from ntkfl.crypto import masking
 from ntkfl.crypto.hpke import SEAL_BYTES
-from ntkfl.crypto.mask_format import SEED_BYTES
 from ntkfl.crypto.masking import Words
-from ntkfl.crypto.row_frames import unpack_rows
+from ntkfl.crypto.row_frames import SEED_BYTES, unpack_rows
 from ntkfl.federation import secure_sum
 from tests.federation.masked import SAID, Round, played, words_of
 

@@ -76,11 +76,10 @@ def run(
     rounds: int = 3,
     *,
     checkpoint: Path | None = None,
-    seed: int | None = SEED,
     start: Mapping[str, Any] | None = None,
     **how: Any,
 ) -> Result:
-    given = {"robust": None, "seed": seed, "checkpoint": checkpoint, "fraction_evaluate": 0.0} | how
+    given = {"robust": None, "checkpoint": checkpoint, "fraction_evaluate": 0.0} | how
     strategy = Strategy(method, make(), **given)
     return strategy.start(grid, ArrayRecord(make().state_dict()), rounds, timeout=2, **(start or {}))
 

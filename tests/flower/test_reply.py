@@ -179,7 +179,7 @@ def test_a_repeated_question_gets_the_same_answer_and_nobody_else_can_tell_it(
         return keys
 
     grid.push_messages = listen  # type: ignore[method-assign]
-    run(grid, method, make, 2, seed=None, **how)
+    run(grid, method, make, 2, **how)
     first = [payload_of(m) for m in heard if m.metadata.src_node_id == 10 and "ntkfl" in m.content]
     asked = [m for m in grid.asked if m.metadata.dst_node_id == 10 and "ntkfl" in m.content]
     assert len(first) == len(asked) >= 2

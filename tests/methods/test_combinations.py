@@ -39,8 +39,6 @@ def test_a_combination_that_makes_no_sense_is_refused(
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ConfigError, match="shows no rows that could be shuffled"):
         Privacy(secure_sum=True, shuffle=True)
-    with pytest.raises(ConfigError, match="leave noise_clients out"):
-        Privacy(noise_by="server", noise_clients=2)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -9,7 +9,7 @@ import torch
 
 import ntkfl
 from ntkfl.errors import ConfigError, MessageError
-from ntkfl.methods import CPNTKFL, NTKFL, FedAvg
+from ntkfl.methods import CPNTKFL, NTKFL
 from ntkfl.methods.base import privacy_of
 from ntkfl.methods.rows.upload import TangentRows
 from ntkfl.privacy.settings import Privacy
@@ -72,15 +72,6 @@ def test_dense_and_factored_train_alike(digits: ntkfl.data.Federated) -> None:
         train(digits, CPNTKFL(form=form), 2, projected_dim=20, sparsity=0).history[-1] for form in ("dense", "factored")
     )
     assert abs(a["test_loss"] - b["test_loss"]) < 1e-3
-
-
-def test_the_projections_are_settings_of_averaging_too(digits: ntkfl.data.Federated) -> None:
-    """FedAvg': the same stages, another method."""
-    torch.manual_seed(0)
-    privacy = Privacy(subsample_rate=0.5, projected_dim=40)
-    how: dict[str, Any] = {"rounds": 8, "clients_per_round": 10, "privacy": privacy, "callbacks": []}
-    run = ntkfl.train(ntkfl.models.mlp(40, 24, 10), digits, FedAvg(lr=0.3, local_steps=20), **how)
-    assert run.history[-1]["test_accuracy"] > 0.6
 
 
 # Uploads.

@@ -9,8 +9,7 @@ import torch
 
 import ntkfl
 import ntkfl.models
-from ntkfl.methods import Centralized, ClientRound, FedAvg, Task
-from ntkfl.privacy.randomness import Randomness
+from ntkfl.methods import Centralized, FedAvg
 from tests.methods.rounds import gradient, play, small_clients, small_task
 
 
@@ -26,18 +25,6 @@ def test_one_full_step_of_equal_clients_is_one_central_step(loss: str) -> None:
     at_start = task.losses(task.predict(task.like, x), y).mean()
     assert federated.train_loss == pytest.approx(float(at_start), rel=1e-6)
     assert pooled.train_loss == pytest.approx(float(at_start), rel=1e-6)
-
-
-def test_upload_of_the_papers_network() -> None:
-    model = ntkfl.models.mlp(784, 100, 10)
-    task = Task(model, 10, "ce")
-    clients = [ClientRound(i, torch.randn(4, 784), torch.arange(4), Randomness.simulated(i)) for i in range(2)]
-    _, log = play(FedAvg(local_steps=1), task, clients)
-    ups, downs = ([s for s in log if s.way == way] for way in ("up", "down"))
-    assert [s.kind for s in ups] == ["update"] * 2
-    assert [s.kind for s in downs] == ["weights"] * 2
-    for sent in log:
-        assert 79_510 * 4 < sent.size < 79_510 * 4 + 128
 
 
 def test_by_default_it_is_the_mean_of_what_clients_send_however_long() -> None:

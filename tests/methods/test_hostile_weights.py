@@ -125,13 +125,12 @@ def test_alone_a_record_may_be_taken_from_the_middle(name: str) -> None:
         torch.testing.assert_close(whole, sum(own, torch.zeros_like(whole)), rtol=0, atol=1e-14)
 
 
-METHODS_AND_NETWORKS: dict[str, tuple[str, str, str, dict[str, Any]]] = {  # of which network, for which unit
-    "records": ("private-sums", "cnn", "record", {"clip": 0.5}),
-    "records, whitened": ("private-sums", "mlp", "record", {"clip": 0.5}),
-    "records of tokens": ("private-sums", "transformer of tokens", "record", {"clip": 0.5}),
-    "clients": ("private-sums", "cnn", "client", {}),
-    "clients that train": ("dp-fedavg", "cnn", "client", {"local_steps": 2}),
-    "heads": ("private-ridge", "cnn", "record", {}),
+METHODS_AND_NETWORKS: dict[str, tuple[str, str, dict[str, Any]]] = {  # of which network
+    "records": ("private-sums", "cnn", {"clip": 0.5}),
+    "records, whitened": ("private-sums", "mlp", {"clip": 0.5}),
+    "records of tokens": ("private-sums", "transformer of tokens", {"clip": 0.5}),
+    "clients that train": ("dp-fedavg", "cnn", {"local_steps": 2}),
+    "heads": ("private-ridge", "cnn", {}),
 }
 
 
@@ -143,12 +142,12 @@ def test_all_private_methods_are_here() -> None:
 
 @pytest.mark.parametrize("case", METHODS_AND_NETWORKS)
 def test_integers_change_by_no_more_than_the_noise_is_for(case: str) -> None:
-    name, network, unit, options = METHODS_AND_NETWORKS[case]
+    name, network, options = METHODS_AND_NETWORKS[case]
     build, shape, _ = NETWORKS[network]
     torch.manual_seed(0)
     method = METHODS[name](**options)
     assert isinstance(method, NoisySums)
-    task = private_task(method, Task(build(), OUTPUTS, "ce"), epsilon=None, unit=unit)
+    task = private_task(method, Task(build(), OUTPUTS, "ce"), epsilon=None)
     x, y = records(shape, "tokens" in network)
     whitening: dict[str, Tensor] = {}
     if case == "records, whitened":
@@ -156,7 +155,7 @@ def test_integers_change_by_no_more_than_the_noise_is_for(case: str) -> None:
         rows = torch.cat([x.flatten(1)[:3], torch.ones(3, 1)], dim=1)
         moments = (rows.T @ rows)[tuple(torch.triu_indices(65, 65))]
         whitening = whitening_arrays(layer.name, *directions(moments, 0.05, 50))
-    by_client = unit == "client"
+    by_client = method.unit == "client"
     for w in hostile(task.model, 20):
         asked = Message("weights", 1, {"weights": w} | (whitening or asks(name)))
         whole = sent(method, task, asked, x, y)

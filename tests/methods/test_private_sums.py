@@ -14,9 +14,8 @@ from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.federation.secure_sum import SumSchema
 from ntkfl.methods import ClientRound, PrivateSums, Task
 from ntkfl.methods.sums.dp_fedavg import DPFedAvg
-from ntkfl.methods.sums.noisy_sums import NoisySums, momentum_step
+from ntkfl.methods.sums.noisy_sums import NoisySums, guarantees, momentum_step, noise_advice, promises
 from ntkfl.methods.sums.private_sums import GradientSums
-from ntkfl.methods.sums.promises import guarantees, noise_advice, promises
 from ntkfl.methods.sums.whitening import REST, WHITENING, directions, read_whitening, scaled_triangle, whitening_arrays
 from ntkfl.privacy.accounting import Participation
 from ntkfl.privacy.randomness import Randomness
@@ -79,22 +78,6 @@ def test_noisy_sums_say_nothing_without_noise(method: NoisySums) -> None:
         assert set(schema.names) - set(reply.arrays) == (set() if epsilon else {"bounded"})
 
 
-def test_at_client_level_a_client_changes_integers_by_no_more_than_the_noise_is_for() -> None:
-    """Whatever its data: gradients far beyond `clip`, below it, and of many samples or one."""
-    method = PrivateSums(clip=2.0)
-    task, found = private_task(method, unit="client", epsilon=None), list[float]()
-    for client in small_clients(1, 3, 40, 200):
-        for scale in (1e-3, 1.0, 1e6):
-            one = ClientRound(0, scale * client.x, client.y, client.randomness)
-            arrays = integers(method, task, one, asks=True)
-            assert "samples" not in arrays
-            found.append(float(arrays["gradient"].norm()))
-            assert float(arrays[MOMENTS].norm()) <= integer_change([len(arrays[MOMENTS])])
-    bound = integer_change([task.like.numel()])
-    assert 0.99 * GRAINS < max(found) <= bound < GRAINS * 1.01
-    assert min(found) < GRAINS / 2  # what is short enough is not scaled
-
-
 def test_noise_has_the_width_that_the_budget_asks_for() -> None:
     """Of all clients together σ² = Δ² / 2ρ, each ρ a share of the budget; gradients and moments have their own."""
     method, (client,) = PrivateSums(input_share=0.2), small_clients(20)
@@ -117,31 +100,6 @@ def test_noise_is_new_for_every_question_and_client() -> None:
     assert not torch.equal(first, integers(method, task, other, 2)["gradient"])
 
 
-def test_noise_by_the_server_is_added_once_and_as_wide_as_that_of_all_clients() -> None:
-    method, clients = PrivateSums(), small_clients(20, 30)
-    task = private_task(method, epsilon=2.0, budget_rounds=4, noise_by="server")
-    quiet = private_task(method, epsilon=None, budget_rounds=4, noise_by="server")
-
-    def replies(of: Task) -> list[GradientSums]:
-        return [method.answer(of, asked(of), client) for client in clients]
-
-    plain = sum(reply.arrays["gradient"].double() for reply in replies(quiet))
-    assert torch.equal(sum(reply.arrays["gradient"].double() for reply in replies(task)), plain)  # no noise left them
-    drawn, numbers = [], {"gradient": task.like.numel(), "samples": 1}
-    for key in range(60):
-        task.randomness = lambda round, key=key: Randomness.simulated(key, round)  # type: ignore[misc]
-        drawn.append(method.total(task, 1, replies(task))["gradient"] - plain)
-    width = method.widths(task, numbers)["gradient"]
-    assert_variance(torch.cat(drawn), width**2)
-    shared = private_task(method, epsilon=2.0, budget_rounds=4, noise_clients=4)
-    assert width == pytest.approx(2 * method.widths(shared, numbers)["gradient"])
-    assert "trusted" in promises(method, task, 2, 4)[1]
-    (told,) = guarantees(method, task, Participation(2, 2, 2, 2, simulated=False))
-    assert any("trusted" in line for line in told.assumptions)
-    task = small_task()
-    assert task.randomness(1).seed("noise") != task.randomness(1).seed("noise")  # the operating system's
-
-
 # -- A round -----------------------------------------------------------------------------------------------------------
 
 
@@ -155,17 +113,6 @@ def test_without_noise_a_round_is_a_clipped_step_with_momentum() -> None:
         v = 0.5 * v + gradient(task, w, x, y) / 1e3
         w = w - 2.0 * v
     assert float((state["weights"] - w).abs().max()) < 2 * 2 * 2 / GRAINS  # steps · lr · what rounding may change
-
-
-def test_at_client_level_a_round_is_the_mean_of_clipped_client_gradients() -> None:
-    method = PrivateSums(clip=0.3, input_share=0, lr=2.0, label_smoothing=0)
-    task, clients = private_task(method, unit="client", epsilon=None), small_clients(12, 9, 30)
-    outcome, _ = play(method, task, clients)
-    step = torch.zeros_like(task.like)
-    for client in clients:
-        g = gradient(task, task.like, client.x, client.y) / 0.3
-        step += g / g.norm().clamp_min(1) / 3
-    assert float((outcome.state["weights"] - (task.like - 2.0 * step)).abs().max()) < 2.0 / GRAINS
 
 
 # -- Whitening ---------------------------------------------------------------------------------------------------------
@@ -357,12 +304,11 @@ def large_task(method: PrivateSums, **settings: Any) -> Task:
     return task
 
 
-@pytest.mark.parametrize("noise_by", ["clients", "server"])
-def test_the_way_that_is_said_is_the_way_that_noise_goes(noise_by: str) -> None:
+def test_the_way_that_is_said_is_the_way_that_noise_goes() -> None:
     method = PrivateSums()
-    task = large_task(method, noise_by=noise_by)
+    task = large_task(method)
     width = method.widths(task, {"gradient": NUMBERS, "samples": 1})["gradient"]
-    deviation = width * math.sqrt(6 if noise_by == "clients" else 1) / (GRAINS * RECORDS)
+    deviation = width * math.sqrt(6) / (GRAINS * RECORDS)
     draw = torch.Generator().manual_seed(0)
     state = {"weights": task.like, "velocity": torch.zeros(NUMBERS)}
     for _ in range(ROUNDS):

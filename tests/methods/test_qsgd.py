@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-import ntkfl.models
 from ntkfl.errors import MessageError, NumericalError
-from ntkfl.methods import QSGD, ClientRound, FedAvg, Task
+from ntkfl.methods import QSGD, FedAvg
 from ntkfl.methods.averaging.qsgd import Quantised
 from ntkfl.privacy.randomness import Randomness
 from tests.methods.rounds import ask, gradient, play, receive, small_clients, small_task
@@ -41,16 +40,6 @@ def test_it_is_unbiased(norm: str) -> None:
     deviation = (ends_.mean(0) - exact) / (ends_.std(0) / 12).clamp(min=1e-9)
     assert float(deviation.abs().max()) < 4.5
     assert float(ends_.std(0).max()) > 1e-3
-
-
-@pytest.mark.parametrize("bits", [2, 4, 8])
-def test_bytes_of_the_papers_network(bits: int) -> None:
-    task = Task(ntkfl.models.mlp(784, 100, 10), 10, "ce")
-    clients = [ClientRound(i, torch.randn(4, 784), torch.arange(4), Randomness.simulated(i)) for i in range(2)]
-    exact = -(-79_510 * bits // 8) + 4
-    for sent in play(rounding_to(bits)(), task, clients)[1]:
-        if sent.way == "up":
-            assert exact < sent.size < exact + 128
 
 
 def test_what_is_not_finite_does_not_become_levels() -> None:

@@ -22,7 +22,6 @@ from ntkfl.methods.rows.robust_rows import (
     with_cost,
     without_outliers,
 )
-from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
 from tests.methods.rounds import ask, play, small_clients, small_task
 
@@ -135,25 +134,6 @@ def test_whether_rows_hold_the_inputs_is_told_by_the_network() -> None:
 
 
 # Rounds.
-
-
-def test_rounds_of_honest_clients_are_the_same_rounds_where_rows_are_computed_again() -> None:
-    task, clients = small_task(), small_clients(8, 5, 6)
-    plain, _ = play(NTKFL(), task, clients)
-    task.robust = Robust(verify=True)
-    checked, _ = play(NTKFL(), task, clients)
-    assert torch.equal(plain.state["weights"], checked.state["weights"])
-    assert "made_up_rows" not in checked.diagnostics
-
-
-def test_a_round_with_every_bound_learns_from_honest_clients() -> None:
-    task = small_task(robust=ON)
-    client = ClientRound(0, torch.randn(60, 5).double(), torch.arange(60) % 3, Randomness.simulated(0))
-    client.x[:, :3] += 3 * torch.eye(3).double()[client.y]
-    outcome, _ = play(NTKFL(), task, [client])
-    assert not {"made_up_rows", "trimmed_rows"} & set(outcome.diagnostics)
-    f = task.predict(outcome.state["weights"], client.x)
-    assert float((f.argmax(1) == client.y).double().mean()) > 0.9
 
 
 def round_with(task: Task, clients: list[ClientRound], change: Any) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ntkfl.federation.run_folder import RunFolder
 from ntkfl.report.page import write_report
 from ntkfl.report.runs import find, history, require
 from ntkfl.report.view import insight, view
+from ntkfl.safe_parse import read_unlinked
 
 
 def named(root: Path, name: str):  # type: ignore[no-untyped-def]
@@ -106,6 +108,35 @@ def test_a_broken_run_is_said_in_its_own_line(runs: Path, tmp_path: Path) -> Non
     assert good["condition"] == "finished"
     assert len(good["series"]["test_accuracy"]) == 4
     assert write_report([tmp_path], tmp_path / "report.html").exists()
+
+
+def test_links_in_a_run_are_not_followed(runs: Path, tmp_path: Path) -> None:
+    """A folder from somebody else, whose files lead to ours: none of our words reaches the page."""
+    secret = tmp_path / "secret.txt"
+    secret.write_text('key = "hunter2"\n')
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "findings.json").write_text('{"verdicts": {"aggregator": "hunter2"}}')
+    files = ("config.toml", "history.jsonl", "timings.jsonl", "failed.txt", "insight.json", "audit")
+    for name in files:
+        run = tmp_path / "theirs" / name.partition(".")[0]
+        run.mkdir(parents=True)
+        for file in files[:3]:
+            (run / file).write_bytes((runs / "whole" / file).read_bytes())
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(tmp_path / "ours" if name == "audit" else secret)
+        found = view(named(run, run.name))
+        assert (found["condition"] == "failed") == (name not in ("insight.json", "audit")), found["text"]
+        assert "hunter2" not in json.dumps(found | insight(named(run, run.name)))
+    error = tmp_path / "theirs" / "history.error.txt"
+    error.symlink_to(secret)
+    assert "hunter2" not in json.dumps(view(named(tmp_path / "theirs" / "history", "history")))
+    page = write_report([tmp_path / "theirs"], tmp_path / "page.html")
+    assert "hunter2" not in page.read_text()
+    with pytest.raises(OSError, match="not followed"):
+        read_unlinked(error)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="no regular file"):  # and does not wait for a writer
+        read_unlinked(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize(

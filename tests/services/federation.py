@@ -17,7 +17,7 @@ from ntkfl.crypto.row_frames import Announced, BatchKey, pack_rows, seal_rows
 from ntkfl.services import setup
 from ntkfl.services.announcement import Head, Question
 from ntkfl.services.http_client import HttpClient
-from ntkfl.services.key_server.client import Identity
+from ntkfl.services.identity import Identity
 from ntkfl.services.peers import FILE, Peers, RoundTerms
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.shuffler.client import ShufflerClient
@@ -70,9 +70,6 @@ class Member:
         self.http = HttpClient(self.peers.shuffler.url, folder, patience=10)
         self.http.identify(self.identity.issued, self.identity.signing)
 
-    def hello(self, run: str = RUN) -> None:
-        self.http.ask("POST", f"/v1/runs/{run}/hello")
-
     def submit(self, signed: bytes, rows: Sequence[bytes], run: str = RUN) -> bytes:
         """Sealed to the key in the announcement; the receipt."""
         head = Head.check(signed, self.peers)
@@ -93,10 +90,11 @@ class Aggregator:
         self.shuffler = ShufflerClient(folder, self.peers, self.signer, RUN)
         self.shuffler.http.patience = 10
 
-    def head(self, key: BatchKey, cohort: Sequence[str], message: bytes = b"weights", **changes: Any) -> bytes:
+    def head(self, key: BatchKey, message: bytes = b"weights", **changes: Any) -> bytes:
         """A signed announcement; `changes` of the batch or of the head."""
+        clients = changes.pop("clients", self.peers.round.clients)
         least = changes.pop("min_clients", self.peers.round.least)
-        batch = Batch(key, tuple(cohort), 1, ROW_BYTES + SEAL_BYTES, least)
+        batch = Batch(key, clients, 1, ROW_BYTES + SEAL_BYTES, least)
         values = {"run": RUN, "terms": TERMS, "message": hashlib.sha256(message).hexdigest()} | changes
         return Head(batch=batch, sealing_key=self.opener.public.hex(), **values).sign(
             self.signer, self.peers.federation

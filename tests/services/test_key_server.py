@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ntkfl.crypto.credentials import Credential
-from ntkfl.crypto.hpke import SealingKey, SigningKey
+from ntkfl.crypto.hpke import SigningKey
 from ntkfl.errors import ConfigError, TrustError
-from ntkfl.services.key_server.protocol import check_revoked, enrolment, open_run_secret
-from ntkfl.services.key_server.store import KeyServer
+from ntkfl.services.identity import Identity
+from ntkfl.services.key_server import KeyServer, open_run_secret
 from ntkfl.services.peers import RoundTerms
 from ntkfl.services.setup import add_client, init
 from tests.services.shuffler.batches import refusal
@@ -23,82 +23,57 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "f"
 
 
-class Client:
-    """One that enrols by hand."""
-
-    def __init__(self, folder: Path, server: KeyServer, name: str) -> None:
-        self.sealing, self.signing = SealingKey.generate(), SigningKey.generate()
-        token = (folder / "clients" / name / "token").read_text()
-        self.body = enrolment(token, server.peers.federation, self.sealing, self.signing)
-        self.server, self.name = server, name
-
-    def enrol(self, **changes: str) -> Credential:
-        issued = self.server.enrol(**(self.body | changes))
-        return Credential.check(issued, self.server.peers.key_of("key_server"), self.server.peers.federation)
-
-    def secret(self, credential: Credential, run: str) -> bytes:
-        answer = self.server.run_secret(credential, run)
-        peers = self.server.peers
-        key, where = peers.key_of("key_server"), (peers.federation, run, self.name)
-        return open_run_secret(answer, self.sealing, key, *where).reveal()
+def secret(folder: Path, holder: str, run: str, opener: str | None = None) -> bytes:
+    """What the key server gives the holder of a credential, opened by it or by another."""
+    server, client = KeyServer(folder / "key-server"), Identity(folder / "clients" / holder)
+    key, federation = server.peers.key_of("key_server"), server.peers.federation
+    answer = server.run_secret(Credential.check(client.issued, key, federation), run)
+    sealing = Identity(folder / "clients" / (opener or holder)).sealing
+    return open_run_secret(answer, sealing, key, federation, run, holder).reveal()
 
 
 def test_a_run_has_one_secret_that_only_its_clients_can_open(folder: Path) -> None:
-    server = KeyServer(folder / "key-server")
-    ada, bob = (Client(folder, server, name) for name in ("ada", "bob"))
-    own, other = ada.enrol(), bob.enrol()
-    assert ada.secret(own, "r1") == bob.secret(other, "r1") == Client.secret(ada, own, "r1")
-    assert ada.secret(own, "r2") != ada.secret(own, "r1")
-    assert KeyServer(folder / "key-server").run_secret(own, "r1") is not None  # on the disk
+    assert secret(folder, "ada", "r1") == secret(folder, "bob", "r1")
+    assert secret(folder, "ada", "r2") != secret(folder, "ada", "r1")
     with pytest.raises(TrustError):
-        bob.secret(own, "r1")  # sealed to ada
+        secret(folder, "ada", "r1", opener="bob")
     with refusal("malformed"):
-        ada.secret(own, "../r1")
+        secret(folder, "ada", "../r1")
+    (folder / "key-server" / "master").unlink()
+    with pytest.raises(ConfigError, match="every ρ is lost"):
+        secret(folder, "ada", "r1")
 
 
-def test_a_revoked_client_gets_nothing_more(folder: Path) -> None:
+def test_a_revoked_client_gets_nothing_more_and_a_name_is_given_once(folder: Path) -> None:
     server = KeyServer(folder / "key-server")
-    ada = Client(folder, server, "ada")
-    own = ada.enrol()
     server.revoke("ada")
     server.revoke("ada")
     with refusal("revoked"):
-        ada.secret(own, "r1")
-    with refusal("revoked"):
-        ada.enrol()
-    key, federation = server.peers.key_of("key_server"), server.peers.federation
-    assert check_revoked(server.revoked(), key, federation) == (1, frozenset({"ada"}))
-    with pytest.raises(TrustError):
-        check_revoked(server.revoked() | {"clients": []}, key, federation)
-    with pytest.raises(ConfigError, match="no client"):
-        server.revoke("cyd")
-    with pytest.raises(ConfigError, match="revoked: choose another name"):
-        server.make_tokens(["ada"])
-    assert [(c.name, c.enrolled, c.revoked) for c in server.clients()] == [("ada", True, True), ("bob", False, False)]
+        secret(folder, "ada", "r1")
+    assert server.revoked() == ["ada"]
+    for name in ("cyd", "../ada"):
+        with pytest.raises(ConfigError, match="no client"):
+            server.revoke(name)
+    with pytest.raises(ConfigError, match="choose another name"):
+        add_client(folder / "clients" / "other", folder / "key-server", "ada")
+    with pytest.raises(ConfigError, match="up to 64 letters"):
+        add_client(folder / "clients" / "third", folder / "key-server", "../ada")
 
 
-def test_enrolment_proves_the_keys(folder: Path) -> None:
-    server = KeyServer(folder / "key-server")
-    ada, bob = (Client(folder, server, name) for name in ("ada", "bob"))
-    for changes, reason in [
-        ({"token": bob.body["token"]}, "bad-token"),
-        ({"client": "bob"}, "bad-token"),
-        ({"signing_key": bob.body["signing_key"]}, "invalid-key"),
-        ({"sealing_key": "00" * 32}, "invalid-key"),
-        ({"proof": bob.body["proof"]}, "invalid-key"),
-        ({"proof": "x"}, "invalid-key"),
-    ]:
-        with refusal(reason):
-            ada.enrol(**changes)
-    assert ada.enrol() == ada.enrol()  # the answer was lost
+def test_a_credential_is_of_the_keys_beside_it(folder: Path) -> None:
+    ada = folder / "clients" / "ada"
+    (ada / "credential").write_bytes((folder / "clients" / "bob" / "credential").read_bytes())
+    with pytest.raises(TrustError, match="other keys"):
+        Identity(ada)
+    (ada / "credential").unlink()
+    with pytest.raises(ConfigError, match="no credential"):
+        Identity(ada)
 
 
 def test_folders_are_their_owners_alone_and_never_overwritten(folder: Path) -> None:
     for path in folder.rglob("*"):
-        secret = path.is_dir() or path.name in ("signing-key.pem", "tls-key.pem", "token", "state.sqlite")
+        secret = path.is_dir() or path.name in ("signing-key.pem", "sealing-key.pem", "tls-key.pem", "master")
         assert not (secret and stat.S_IMODE(path.stat().st_mode) & 0o077), path
-    held = {path.parent.name: path.parent for path in folder.rglob("signing-key.pem")}
-    assert set(held) == {"key-server", "shuffler", "aggregator"}
     with pytest.raises(ConfigError, match="never overwritten"):
         init(folder, ["ada", "bob"], RoundTerms(clients=2, least=2))
     with pytest.raises(ConfigError, match="there already"):

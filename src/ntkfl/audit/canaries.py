@@ -100,7 +100,7 @@ def audit_canaries(
     data = data.hold_out(config.hold_out, seed=config.seed)[0] if config.hold_out else data
     draws = np.random.default_rng(seed)
     coins = draws.random(canaries) < 0.5
-    by_client, before = privacy.unit == "client", len(data)
+    by_client, before = method.unit == "client", len(data)
     planted = _planted(data, canaries * (_RECORDS if by_client else 1), seed)
     asked = config.with_cohort(before).clients_per_round
     asked = asked + canaries if by_client and asked >= before else asked
@@ -123,7 +123,7 @@ def audit_canaries(
     scores = attacker.scores()
     return CanaryFinding(
         method=method.name,
-        unit=privacy.unit,
+        unit=method.unit,
         rounds=config.rounds,
         promised=budget.spent(config.rounds),
         delta=privacy.delta,
@@ -227,7 +227,7 @@ class _Attacker:
         sizes: Sequence[int],
     ) -> None:
         self.method, self.planted, self.owners, self.sizes = method, planted, owners, sizes
-        self.by_client, self.out = task.privacy.unit == "client", set(owners[~coins].tolist())
+        self.by_client, self.out = method.unit == "client", set(owners[~coins].tolist())
         self.quiet = copy.copy(task)  # the same network and settings without noise
         self.quiet.privacy = task.privacy.model_copy(update={"epsilon": None})
         self.K, self.b = np.zeros((len(coins), len(coins))), np.zeros(len(coins))
@@ -259,7 +259,7 @@ class _Attacker:
         elif (n := self.sizes[client.id]) < len(client):
             mine = ClientRound(client.id, client.x[:n], client.y[:n], client.randomness, dict(client.memory))
             known = self.without_noise(question, mine)
-        if task.privacy.noise_by == "clients" and client.id not in self.cohort[: task.privacy.noise_clients]:
+        if client.id not in self.cohort[: task.privacy.noise_clients]:
             known = {name: known[name] + sent[name].double().cpu() - with_all[name] for name in known}
         self.known[client.id] = known
 
@@ -323,12 +323,13 @@ def _listening(method: NoisySums) -> NoisySums:
             return outcome
         raise ConfigError(f"{kind.name} asks more than once a round: canaries know one question")
 
-    def total(self: Any, task: Task, round: int, replies: list[NoisyIntegers]) -> Arrays:
-        self.attacker.total = kind.total(self, task, round, replies)
+    def total(self: Any, task: Task, replies: list[NoisyIntegers]) -> Arrays:
+        self.attacker.total = kind.total(self, task, replies)
         return dict(self.attacker.total)
 
     bodies = {"answer": answer, "round": round, "total": total, "__module__": kind.__module__}
-    listener: Any = type(kind)(kind.__name__, (kind,), bodies)
+    made_from: Any = type(kind)
+    listener = made_from(kind.__name__, (kind,), bodies)
     listener.name = kind.name
     made: NoisySums = listener(**{name: getattr(method, name) for name in method.model_fields_set})
     return made

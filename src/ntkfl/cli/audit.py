@@ -12,7 +12,6 @@ from rich.table import Table
 
 from ntkfl.cli.stopping import stoppable
 from ntkfl.cli.verbs import AllowCode
-from ntkfl.data import Federated
 from ntkfl.errors import ConfigError
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
@@ -20,8 +19,6 @@ from ntkfl.federation.run_folder import Record, RunFolder, write_atomically
 from ntkfl.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from ntkfl.audit.capture import Capture
-    from ntkfl.audit.finding import Finding
     from ntkfl.audit.study import Study
 
 
@@ -34,7 +31,7 @@ def audit(
     ] = None,
     canaries: Annotated[int, typer.Option(help="with --private: how many, each in or out by a coin", min=10)] = 200,
     round: Annotated[int, typer.Option(help="which round to attack", min=1)] = 1,
-    out: Annotated[Path | None, typer.Option(help="where findings.json and index.html go")] = None,
+    out: Annotated[Path | None, typer.Option(help="the folder for findings.json; RUN/audit: reports show it")] = None,
     seed: Annotated[int, typer.Option(help="of the attacks' own draws", min=0)] = 0,
     allow_code: AllowCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="the findings as JSON on stdout, nothing else")] = False,
@@ -47,26 +44,21 @@ def audit(
         raise ConfigError("give one of these: the folder of a run, --config or --private and a TOML of a planned one")
     if private is not None:
         return _private(private, canaries, seed, out, as_json)
-    source = run or config
-    assert source is not None
     console = Console(quiet=as_json, highlight=False)
     with stoppable(lambda: "stopped; nothing was written"):
-        result = _attacked(run, source, round, seed, allow_code, as_json)
+        result = _attacked(run, config, round, seed, allow_code, as_json)
     if as_json:
         typer.echo(json.dumps(result.dump()))
     else:
         _show(result, console)
     if out is not None:
-        from ntkfl.audit.page import write_page
-
-        findings = json.dumps({"source": str(source)} | result.dump(), indent=1)
+        findings = json.dumps({"source": str(run or config)} | result.dump(), indent=1)
         try:
             out.mkdir(parents=True, exist_ok=True)
+            write_atomically(out / "findings.json", findings.encode())
         except OSError as error:
             raise ConfigError(f"cannot write to {out}: {error.strerror}") from None
-        write_atomically(out / "findings.json", findings.encode())
-        write_page(result, f"Audit of {source}", out / "index.html")
-        console.print(f"written to {out}: index.html, findings.json")
+        console.print(f"written to {out / 'findings.json'}")
 
 
 def _private(source: Path, canaries: int, seed: int, out: Path | None, as_json: bool) -> None:
@@ -86,17 +78,20 @@ def _private(source: Path, canaries: int, seed: int, out: Path | None, as_json: 
         raise typer.Exit(1)
 
 
-def _attacked(run: Path | None, source: Path, round: int, seed: int, allow_code: bool, quiet: bool) -> Study:
+def _attacked(run: Path | None, config: Path | None, round: int, seed: int, allow_code: bool, quiet: bool) -> Study:
+    """Play the planned run to the round, or replay the finished one, and attack what clients sent."""
     from ntkfl.audit.capture import capture, capture_of_run
+    from ntkfl.audit.membership import on_final_model
     from ntkfl.audit.study import ATTACKS, study
 
+    source = run / "config.toml" if run is not None else config
+    assert source is not None
     if run is not None:
         RunFolder(run).config()  # says so where there is no run
-    own = run is None  # a user's own file, written for this
-    planned = RunConfig.read(source if own else source / "config.toml", allow_code=allow_code or own)
+    planned = RunConfig.read(source, allow_code=allow_code or run is None)  # a user's own file may name code
     if planned.precision != "float32":
         raise ConfigError(f"attacks are made in float32, and {source} is in {planned.precision}: set precision")
-    if own and round > planned.rounds:
+    if run is None and round > planned.rounds:
         raise ConfigError(f"the run is planned for {planned.rounds} rounds: there is no round {round}")
     with ProgressBar(1 + round + len(ATTACKS), quiet=quiet) as bar:
 
@@ -106,25 +101,18 @@ def _attacked(run: Path | None, source: Path, round: int, seed: int, allow_code:
         bar.begin("loading the data")
         data = load_data(planned)
         bar.begin(f"round {round}: listening")
-        if run is not None:
-            heard = capture_of_run(run, round, data=data, on_round=on_round, allow_code=allow_code)
-        else:
+        final = []
+        if run is None:
             heard = capture(planned, round, data=data, on_round=on_round)
-        name = planned.built_method.name
-        settings = {"method": name, "dataset": planned.data.dataset, "seed": planned.seed}
-        final = _on_final_model(run, planned, heard, data, seed) if run is not None else []
+        else:
+            heard = capture_of_run(run, round, data=data, on_round=on_round, allow_code=allow_code)
+            folder = RunFolder(run)
+            weights = folder.load_checkpoint()[1]["averaged"][: heard.weights.numel()]
+            taken = sorted({i for record in folder.records() for i in record["clients"]})
+            fed = data.hold_out(planned.hold_out, seed=planned.seed)[0] if planned.hold_out else data
+            final = on_final_model(heard, weights, fed, taken, seed)
+        settings = {"method": planned.built_method.name, "dataset": planned.data.dataset, "seed": planned.seed}
         return study(heard, seed=seed, say=bar.begin, settings=settings, more=final)
-
-
-def _on_final_model(run: Path, plan: RunConfig, heard: Capture, data: Federated, seed: int) -> list[Finding]:
-    """What an outsider learns from the run's model as it is handed out."""
-    from ntkfl.audit.membership import on_final_model
-
-    folder = RunFolder(run)
-    tensors = folder.load_checkpoint()[1]
-    taken = sorted({i for record in folder.records() for i in record["clients"]})
-    fed = data.hold_out(plan.hold_out, seed=plan.seed)[0] if plan.hold_out else data
-    return on_final_model(heard, tensors["averaged"][: heard.weights.numel()], fed, taken, seed)
 
 
 def _show(result: Study, console: Console) -> None:

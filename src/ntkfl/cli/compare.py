@@ -38,10 +38,10 @@ def compare(
 
     Example: ntkfl compare configs/quickstart.toml
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     comparison, note = Comparison.read(config).with_available_data()
     if note:
-        console.print(f"[yellow]{note}[/yellow]", soft_wrap=True)
+        console.print(f"[yellow]{note}[/yellow]")
     comparison = comparison.with_hold_out()
     folder = out or Path("runs") / comparison.name
     watcher = Watcher(console)
@@ -49,8 +49,8 @@ def compare(
 
     def planned(waiting: int) -> None:
         if waiting:
-            left = "them" if waiting > 1 else "it"
-            console.print(f"{plural(waiting, 'run')} to do; to see {left} go: ntkfl watch {folder}", soft_wrap=True)
+            runs, left = plural(waiting, "run"), "them" if waiting > 1 else "it"
+            console.print(f"{runs} to do; to see {left} go: ntkfl report --live {folder}")
 
     again = f"ntkfl compare {config}{f' --out {out}' if out else ''}"
     hint = f"stopped; finished runs are kept, continue with: {again}"
@@ -60,41 +60,39 @@ def compare(
     from ntkfl.report.curves import plot_curves  # plotting is slow to import, and workers need none of it
     from ntkfl.report.page import write_report
 
-    if not any(any(row.accuracy) for row in rows):
-        console.print("no run finished a round", soft_wrap=True)
-        for line in search_lines(comparison, searches):
-            console.print(line, soft_wrap=True, markup=False)
-        _tell_failures(console, pool.broken)
-        raise typer.Exit(1)
-    write(folder, comparison, rows, searches, shlex.join(["ntkfl", *sys.argv[1:]]))
-    drawn = [row for row in rows if comparison.figure is None or row.label in comparison.figure]
-    figure = plot_curves(drawn, title(comparison), comparison.targets, folder / "curves.png")
-    for heading, table in tables(comparison, rows):
-        console.print(f"\n[bold]{heading}[/bold]", soft_wrap=True)
-        with console.capture() as drawn_table:
-            console.print(table)
-        lines = [line.rstrip() for line in drawn_table.get().splitlines()]  # a log keeps no trailing blanks
-        typer.echo("\n".join(lines).strip("\n"))
-    typer.echo()
+    finished = any(any(row.accuracy) for row in rows)
+    if finished:
+        write(folder, comparison, rows, searches, shlex.join(["ntkfl", *sys.argv[1:]]))
+        drawn = [row for row in rows if comparison.figure is None or row.label in comparison.figure]
+        figure = plot_curves(drawn, title(comparison), comparison.targets, folder / "curves.png")
+        for heading, table in tables(comparison, rows):
+            console.print(f"\n[bold]{heading}[/bold]")
+            with console.capture() as text:
+                console.print(table, soft_wrap=False)
+            lines = [line.rstrip() for line in text.get().splitlines()]  # a log keeps no trailing blanks
+            typer.echo("\n".join(lines).strip("\n"))
+        typer.echo()
+    else:
+        console.print("no run finished a round")
     for line in search_lines(comparison, searches):
         console.print(line, markup=False)
-    console.print(f"{time.perf_counter() - began:.0f} s in all", soft_wrap=True)
-    console.print(f"curves:  {figure}\nresults: {folder / 'results.json'}, {folder / 'results.csv'}", soft_wrap=True)
-    console.print(f"report:  {write_report([folder], folder / 'report.html')}  (open it in a browser)", soft_wrap=True)
+    if finished:
+        console.print(f"{time.perf_counter() - began:.0f} s in all")
+        console.print(f"curves:  {figure}\nresults: {folder / 'results.json'}")
+        console.print(f"report:  {write_report([folder], folder / 'report.html')}  (open it in a browser)")
     if pool.broken:
         _tell_failures(console, pool.broken)
+    if pool.broken or not finished:
         raise typer.Exit(1)
 
 
 def _tell_failures(console: Console, cells: Sequence[Cell]) -> None:
     """Every run that ended in an error; those with the same one together, of which the first says where and how."""
     console.print(f"\n[red]{plural(len(cells), 'run')} failed[/red]; called again, the comparison tries them again")
-    alike: dict[str, list[Cell]] = {}
-    for cell in cells:
-        alike.setdefault(cell.failed, []).append(cell)
-    for own in alike.values():
-        names = "; ".join(f"{cell.label}, seed {cell.config.seed}" for cell in own)
-        console.print(f"✗ {names}:\n  {own[0].error}", soft_wrap=True, markup=False)
+    for failure in dict.fromkeys(cell.failed for cell in cells):
+        alike = [cell for cell in cells if cell.failed == failure]
+        names = "; ".join(f"{cell.label}, seed {cell.config.seed}" for cell in alike)
+        console.print(f"✗ {names}:\n  {alike[0].error}", markup=False)
 
 
 def tables(comparison: Comparison, rows: Sequence[Row]) -> list[tuple[str, Table]]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    help="Keys and tokens of a federation.\n\nExample: ntkfl keys init demo --clients 5",
+    help="Keys and credentials of a federation.\n\nExample: ntkfl keys init demo --clients 5",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -20,8 +20,8 @@ Name = Annotated[str, typer.Argument(help="The client's name.")]
 @app.command("init")
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
-    clients: Annotated[int, typer.Option(min=2, help="Clients to make a folder and a token for.")],
-    per_round: Annotated[int | None, typer.Option(help="Clients that each round names; all if not given.")] = None,
+    clients: Annotated[int, typer.Option(min=2, help="Clients to make a folder for.")],
+    per_round: Annotated[int | None, typer.Option(help="Clients that each round asks; all if not given.")] = None,
     least: Annotated[
         int | None, typer.Option(help="Clients that must answer before anything is released; all of the round's.")
     ] = None,
@@ -39,18 +39,18 @@ def init(
     setup.init(folder, [f"client-{i}" for i in range(clients)], terms, federation, key_server, shuffler)
     typer.echo(f"{folder / 'key-server'}    to its operator: ntkfl serve key-server DIR")
     typer.echo(f"{folder / 'shuffler'}      to its operator, who is another: ntkfl serve shuffler DIR")
-    typer.echo(f"{folder / 'aggregator'}    to the server app: ntkfl.flower.Shuffler(DIR, run=…)")
-    typer.echo(f"{folder / 'clients'}       one to each client, with its one-time token")
+    typer.echo(f"{folder / 'aggregator'}    to the server app: ntkfl.flower.Shuffler(DIR)")
+    typer.echo(f"{folder / 'clients'}       one to each client, with its keys and credential")
     typer.echo("Hand them over and delete them here: whoever holds all folders can attack every row.")
 
 
-@app.command("token")
-def token(
+@app.command("client")
+def client(
     folder: KeyServerFolder,
     name: Name,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The client's folder, which is made.")],
 ) -> None:
-    """Make the folder of one more client, with a one-time token; hand it over out of band."""
+    """Make the folder of one more client, with its keys and credential; hand it over and delete it."""
     from ntkfl.services.setup import add_client
 
     add_client(out, folder, name)
@@ -59,28 +59,8 @@ def token(
 
 @app.command("revoke")
 def revoke(folder: KeyServerFolder, name: Name) -> None:
-    """End a client's service: no ρ, no enrolment, and its rows are refused. What it was given it keeps."""
-    from ntkfl.services.key_server.store import KeyServer
+    """End a client's service: no ρ, and its rows are refused. What it was given it keeps."""
+    from ntkfl.services.key_server import KeyServer
 
     KeyServer(folder).revoke(name)
     typer.echo(f"revoked {name}; if it held the ρ of a run it holds it still: a new run has a new one")
-
-
-@app.command("list")
-def list_clients(folder: KeyServerFolder) -> None:
-    """Every client, and whether it is enrolled or revoked."""
-    from ntkfl.services.key_server.store import KeyServer
-
-    for client in KeyServer(folder).clients():
-        state = "revoked" if client.revoked else "enrolled" if client.enrolled else "has a token"
-        typer.echo(f"{client.name:20}  {state}")
-
-
-@app.command("new")
-def new(file: Annotated[Path, typer.Argument(help="Where to write the private key; never over a file.")]) -> None:
-    """Make an X25519 key for a recipient of exported models; prints the public key to give away."""
-    from ntkfl.crypto.hpke import SealingKey
-
-    key = SealingKey.generate()
-    key.save(file)
-    typer.echo(key.public.hex())

@@ -48,7 +48,6 @@ def private_settings(given: dict[str, Any]) -> dict[str, Any]:
     for void, why in (
         (name not in METHODS, _not_private(name)),
         (own.get("secure_sum") is False, "sums replies under masks: leave secure_sum as it is"),
-        (own.get("noise_by", "clients") != "clients", "trusts no server with sums: leave noise_by out"),
         (own.get("epsilon", 3.0) in (None, NONE), "needs an epsilon"),
         (own.get("shuffle"), "sums replies under masks, and there are no rows to shuffle: leave shuffle out"),
         (data.get("overlap"), "protects a record that one client holds: with overlap several hold the same"),

@@ -20,13 +20,13 @@ Port = Annotated[int | None, typer.Option(help="0 takes any free one; the port i
 
 @app.command("key-server")
 def key_server(folder: Folder, host: Host = None, port: Port = None) -> None:
-    """The key server: enrols clients by one-time tokens, and gives them the secret ρ of a run, sealed to each."""
+    """The key server: gives clients the secret ρ of a run, sealed to each, and says who is revoked."""
     from ntkfl.services.web import configure_logging  # needs the extra
 
     configure_logging()
-    from ntkfl.services.key_server.app import serve_key_server
+    from ntkfl.services.key_server import serve_key_server
 
-    typer.echo(f"holds ρ, enrolments and the hashes of tokens in {folder}; sees no data, no rows, no model")
+    typer.echo(f"holds ρ and the names of clients in {folder}; sees no data, no rows, no model")
     serve_key_server(folder, host, port)
 
 

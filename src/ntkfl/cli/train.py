@@ -25,9 +25,7 @@ from ntkfl.cli.verbs import (
 from ntkfl.errors import ConfigError, NumericalError
 
 if TYPE_CHECKING:
-    from ntkfl.federation.callbacks import Callback
     from ntkfl.federation.config import RunConfig
-    from ntkfl.progress import RoundTable
 
 
 def train(
@@ -99,6 +97,7 @@ def train(
 
     Example: ntkfl train --dataset fashion-mnist --alpha 0.1 --rounds 10 --out runs/a
     """
+    from ntkfl.federation.callbacks import Functions
     from ntkfl.federation.chance import advice
     from ntkfl.federation.server import remarks
     from ntkfl.federation.simulation import execute
@@ -106,25 +105,11 @@ def train(
 
     if resume and out is None:
         raise ConfigError("--resume needs --out, the run's folder")
-    given = {
-        "data": {
-            "dataset": dataset,
-            "partition": partition,
-            "clients": clients,
-            "alpha": alpha,
-            "standardize": standardize,
-            "targets": targets,
-            "label_column": label_column,
-            "client_column": client_column,
-            "split_column": split_column,
-        },
-        "model": {"name": model},
-        "method": {"name": method},
-        "privacy": {"secure_sum": secure_sum},
-        "rounds": rounds,
-        "clients_per_round": clients_per_round,
-        "seed": seed,
-    }
+    data = {"dataset": dataset, "partition": partition, "clients": clients, "alpha": alpha, "standardize": standardize}
+    data |= {"targets": targets, "label_column": label_column, "client_column": client_column}
+    tables = {"data": data | {"split_column": split_column}, "model": {"name": model}, "method": {"name": method}}
+    tables["privacy"] = {"secure_sum": secure_sum}
+    given = tables | {"rounds": rounds, "clients_per_round": clients_per_round, "seed": seed}
     base = _settings_before(config, out if resume else None, allow_code)
     run_config = _config(base, given, set_ or [], private)
     display = RoundTable(run_config.method["name"], run_config.rounds, remarks, quiet=as_json)
@@ -132,15 +117,16 @@ def train(
         display.note(line)
     if out is None:
         display.note("not kept: without --out no model, history or report is left when this ends")
+
+    def on_round(record: dict[str, Any], timing: dict[str, Any]) -> None:
+        if as_json:
+            typer.echo(json.dumps(record))
+        else:
+            display.show(record, timing)
+
+    listener = Functions(on_start=display.note, on_round=on_round)
     with stoppable(lambda: _stopped(out, bool(run_config.code))), _placed(), display:
-        run = execute(
-            run_config,
-            out=out,
-            resume=resume,
-            device=device,
-            callbacks=[_printed(display, as_json)],
-            insight=True,
-        )
+        run = execute(run_config, out=out, resume=resume, device=device, callbacks=[listener], insight=True)
     if not as_json:
         display.summary(run.history, run.timings, out)
     if run.failure:
@@ -204,23 +190,6 @@ def _placed() -> Iterator[None]:
         for line in own_frames(error):
             error.add_note(line)
         raise
-
-
-def _printed(display: RoundTable, as_json: bool) -> Callback:
-    """A callback that shows rounds as a table, or prints each as JSON."""
-    from ntkfl.federation.callbacks import Callback
-
-    class Printed(Callback):
-        def on_start(self, note: str) -> None:
-            display.note(note)
-
-        def on_round(self, record: dict[str, Any], timing: dict[str, Any]) -> None:
-            if as_json:
-                typer.echo(json.dumps(record))
-            else:
-                display.show(record, timing)
-
-    return Printed()
 
 
 def _stopped(out: Path | None, code: bool) -> str:

@@ -25,8 +25,7 @@ VERBS = {
     "compare": "Compare methods on equal terms.",
     "new": "Write a small project to edit.",
     "audit": "Attack one round as it goes over the wire.",
-    "report": "Show what runs did on one page.",
-    "watch": "Watch runs while they go on.",
+    "report": "Show what runs did, or are doing, on one page.",
     "forget": "Take a client out of a run, exactly.",
     "data": "Datasets, and how they are dealt to clients.",
     "keys": "Keys and tokens of a federation.",
@@ -35,19 +34,12 @@ VERBS = {
 }
 
 METHODS = (
-    "ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "sum-ntk-head", "private-sums", "sum-ridge", "private-ridge", "fedavg",
+    "ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "private-sums", "sum-ridge", "private-ridge", "fedavg",
     "fednova", "fedprox", "scaffold", "fedadam", "fedcom", "qsgd", "dp-fedavg", "data-share", "centralized",
 )  # fmt: skip
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards", "client")
 MODELS = ("mlp", "cnn", "resnet", "gru", "transformer")
-LogFormat = Annotated[
-    str,
-    typer.Option(click_type=click.Choice(["plain", "json"]), help="One line per round and per problem, in this form."),
-]
-LogLevel = Annotated[
-    str, typer.Option(click_type=click.Choice(["debug", "info", "warning"]), help="debug logs every request too.")
-]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="run code that the folder names (package.module:factory): trust its maker")
 ]

@@ -14,6 +14,7 @@ import ntkfl
 from ntkfl.atomic import write_atomically
 from ntkfl.errors import NTKFLError
 from ntkfl.federation.config import RunConfig
+from ntkfl.safe_parse import read_unlinked
 
 _TRACEBACK = "\n\nThe whole traceback:\n\n"
 _LIBRARIES = (*(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")), ntkfl.__path__[0])
@@ -27,7 +28,7 @@ def note_of(folder: Path) -> Path:
 def error_of(folder: Path) -> str:
     """What is said of a run's error, in a few lines; empty where there was none."""
     try:
-        return note_of(folder).read_text(errors="replace").partition(_TRACEBACK)[0].strip()
+        return read_unlinked(note_of(folder)).decode(errors="replace").partition(_TRACEBACK)[0].strip()
     except FileNotFoundError:
         return ""
 

@@ -14,7 +14,7 @@ from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell
 from ntkfl.errors import RunFolderError
 from ntkfl.federation.run_folder import write_atomically
-from ntkfl.safe_parse import parse_json
+from ntkfl.safe_parse import parse_json, read_unlinked
 
 PLAN = "plan.json"
 
@@ -55,7 +55,7 @@ def read_plan(folder: Path) -> Plan | None:
     """The plan in `folder`; None where it holds no comparison. A folder's name in it never leads outside."""
     path = folder / PLAN
     try:
-        plan = _PLAN.validate_python(parse_json(path.read_text()))
+        plan = _PLAN.validate_python(parse_json(read_unlinked(path).decode()))
         inside = all((folder / cell.folder).resolve().is_relative_to(folder.resolve()) for cell in plan.cells)
     except FileNotFoundError:
         return None

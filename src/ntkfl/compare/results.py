@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +69,7 @@ def summarise(
     reported = [[float(r["test_accuracy"]) for r in h] for h in histories]
     last = [[float(r["last_accuracy"]) for r in h] for h in histories]
     uplink, downlink = (
-        [_cumulative([r[f"{way}_bytes"] / 2**20 for r in h]) for h in histories] for way in ("uplink", "downlink")
+        [list(accumulate(r[f"{way}_bytes"] / 2**20 for r in h)) for h in histories] for way in ("uplink", "downlink")
     )
     times = [c.folder.records("timings.jsonl")[: len(h)] for c, h in zip(cells, histories, strict=True)]
     return Row(
@@ -83,7 +81,7 @@ def summarise(
         last,
         uplink,
         downlink,
-        [_cumulative([t["seconds"] for t in seconds]) for seconds in times],
+        [list(accumulate(t["seconds"] for t in seconds)) for seconds in times],
         [_reached(t, reported, uplink, downlink) for t in comparison.targets],
         [_reached(t, last, uplink, downlink) for t in comparison.targets],
         [NOTHING_CHOSEN if unchosen else cell.failed for cell in cells],
@@ -96,14 +94,6 @@ def _reached(target: float, curves: Sequence[Sequence[float]], *ways: Sequence[S
     firsts = [next((i for i, a in enumerate(curve) if a >= target), None) for curve in curves]
     sent = ([None if i is None else one[i] for i, one in zip(firsts, way, strict=True)] for way in ways)
     return Reached(target, [None if i is None else i + 1 for i in firsts], *sent)
-
-
-def _cumulative(values: Sequence[float]) -> list[float]:
-    total, out = 0.0, []
-    for value in values:
-        total += value
-        out.append(total)
-    return out
 
 
 def spread(values: Sequence[float | None], digits: int = 0) -> str:
@@ -202,7 +192,7 @@ def markdown(comparison: Comparison, rows: Sequence[Row], searches: Mapping[str,
 def write(
     folder: Path, comparison: Comparison, rows: Sequence[Row], searches: Mapping[str, Mapping[str, Any]], command: str
 ) -> None:
-    """results.json (everything), results.csv (one line per method, seed and round) and table.md (for people)."""
+    """results.json (everything) and table.md (for people)."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {
         "name": comparison.name,
@@ -213,17 +203,8 @@ def write(
         "searches": dict(searches),
         "rows": [_rounded(asdict(row)) for row in rows],
     }
-    lines = io.StringIO(newline="")
-    writer = csv.writer(lines)
-    names = ("accuracy", "last_accuracy", "uplink_mib", "downlink_mib", "seconds")
-    writer.writerow(["method", "seed", "round", "accuracy", "accuracy_unaveraged", *names[2:]])
-    for row in rows:
-        for seed, *series in zip(row.seeds, *(getattr(row, name) for name in names), strict=True):
-            for i, values in enumerate(zip(*series, strict=True)):
-                writer.writerow([row.label, seed, i + 1, *(f"{v:.5g}" for v in values)])
     write_atomically(folder / "results.json", (json.dumps(document) + "\n").encode())
     write_atomically(folder / "table.md", markdown(comparison, rows, searches).encode())
-    write_atomically(folder / "results.csv", lines.getvalue().encode())
 
 
 def _rounded(value: Any) -> Any:

@@ -13,13 +13,12 @@ from ntkfl.compare.spec import Comparison, Entry, whole
 from ntkfl.compare.trials import Cell
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import build_method
-from ntkfl.federation.run_folder import Record
 from ntkfl.methods.combinations import settle
 
 Setting = tuple[tuple[str, float], ...]  # searched options in the grid's order
+Grid = Mapping[str, Sequence[float]]
 Runner = Callable[[Sequence[Cell]], None]
 Scores = dict[Setting, tuple[int, float]]  # the last rung a setting reached, and its score there
-
 
 _ALL_FAILED = -1.0  # below any accuracy: held-out clients of one class may well score 0
 
@@ -42,70 +41,76 @@ class Chosen:
 
 
 def search(comparison: Comparison, entries: Sequence[Entry], root: Path, run: Runner) -> dict[str, Chosen]:
-    """The best setting of every entry. Entries advance together, so that their cells fill all workers."""
-    chosen = {entry.label: Chosen({}) for entry in entries}
-    open_entries = {entry.label: entry for entry in entries if entry.grid}
-    grids = {label: {k: sorted(v) for k, v in entry.grid.items()} for label, entry in open_entries.items()}
-    scores: dict[str, Scores] = {label: {} for label in open_entries}
+    """The best setting of every entry. Entries advance together, so that their cells fill all workers.
+
+    Each round of halving tries what is new in the grids; grids whose best value lies at an edge grow beyond it, at most
+    `search.extend` times. A final rung, where one is asked for, compares the best few by longer runs.
+    """
+    searched = {entry.label: entry for entry in entries if entry.grid}
+    grids = {label: {k: sorted(v) for k, v in entry.grid.items()} for label, entry in searched.items()}
+    scores: dict[str, Scores] = {label: {} for label in searched}
+    growing = set(searched)
     for extension in range(comparison.search.extend + 1):
-        fresh = {label: _fresh(grids[label], scores[label]) for label in open_entries}
-        _halve(comparison, open_entries, fresh, scores, root, run)
-        still = {}
-        for label, entry in open_entries.items():
-            best = max(scores[label], key=lambda s: scores[label][s])
-            edges = edges_of(dict(best), grids[label])
-            reached = scores[label][best][1]
-            chosen[label] = Chosen(dict(best), reached, grids[label], sorted(edges))
-            if edges and reached > 0 and extension < comparison.search.extend:
-                beyond = {k: [v for v in values if _valid(entry, dict(best) | {k: v})] for k, values in edges.items()}
-                if any(beyond.values()):
-                    grids[label] = {k: sorted({*values, *beyond.get(k, ())}) for k, values in grids[label].items()}
-                    still[label] = entry
-        open_entries = still
-        if not open_entries:
+        fresh = {label: _fresh(grids[label], scores[label]) for label in searched if label in growing}
+        _halve(comparison, searched, fresh, scores, root, run)
+        for label in list(fresh):
+            best = dict(_best(scores[label]))
+            beyond = {
+                name: [v for v in values if _valid(searched[label], best | {name: v})]
+                for name, values in edges_of(best, grids[label]).items()
+            }
+            last = extension == comparison.search.extend
+            if last or scores[label][_best(scores[label])][1] <= 0 or not any(beyond.values()):
+                growing.discard(label)
+            else:
+                grids[label] = {k: sorted({*values, *beyond.get(k, ())}) for k, values in grids[label].items()}
+        if not growing:
             break
-    if comparison.search.final_rounds is not None:
-        _final(comparison, [entry for entry in entries if entry.grid], scores, chosen, root, run)
+    chosen = {entry.label: Chosen({}) for entry in entries}
+    final = _final(comparison, searched, scores, root, run) if comparison.search.final_rounds is not None else {}
+    for label, grid in grids.items():
+        best, reached = final.get(label, (_best(scores[label]), scores[label][_best(scores[label])][1]))
+        chosen[label] = Chosen(dict(best), reached, grid, sorted(edges_of(dict(best), grid)))
     return chosen
 
 
+def _best(scores: Scores) -> Setting:
+    """The setting that went furthest, and of those the one with the highest score."""
+    return max(scores, key=lambda setting: scores[setting])
+
+
 def _final(
-    comparison: Comparison,
-    entries: Sequence[Entry],
-    scores: Mapping[str, Scores],
-    chosen: dict[str, Chosen],
-    root: Path,
-    run: Runner,
-) -> None:
+    comparison: Comparison, entries: Mapping[str, Entry], scores: Mapping[str, Scores], root: Path, run: Runner
+) -> dict[str, tuple[Setting, float]]:
     """The best few settings of each entry at the final rung: what leads early need not lead late."""
     rounds = comparison.search.final_rounds
     assert rounds is not None
-    cells = {
-        (entry.label, s): [_cell(comparison, entry, s, seed, rounds, root) for seed in comparison.search.seed]
-        for entry in entries
-        if not chosen[entry.label].nothing
-        for s in sorted(scores[entry.label], key=lambda s: scores[entry.label][s])[-comparison.search.finalists :]
+    finalists = {
+        label: sorted(own, key=lambda s: own[s])[-comparison.search.finalists :]
+        for label, own in scores.items()
+        if own[_best(own)][1] != _ALL_FAILED
     }
+    cells = _cells(comparison, entries, finalists, rounds, root)
     run([cell for own in cells.values() for cell in own])
-    for label in dict.fromkeys(label for label, _ in cells):
-        final = {s: sum(map(score, own)) / len(own) for (owner, s), own in cells.items() if owner == label}
-        best = max(final, key=lambda s: final[s])
-        grid = chosen[label].tried
-        chosen[label] = Chosen(dict(best), final[best], grid, sorted(edges_of(dict(best), grid)))
+    means = {where: sum(map(score, own)) / len(own) for where, own in cells.items()}
+    found = {}
+    for label, settings in finalists.items():
+        best = max(settings, key=lambda s: means[label, s])
+        found[label] = best, means[label, best]
+    return found
 
 
-def _fresh(grid: Mapping[str, Sequence[float]], scores: Scores) -> list[Setting]:
+def _fresh(grid: Grid, scores: Scores) -> list[Setting]:
     """Settings to try next: all of a grid at first. Of one that has grown those next to its best, every option at most
     one place away: what is far off in one option was far off before the other grew.
     """
-    settings = [s for s in _settings(grid) if s not in scores]
+    settings = [tuple(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     if not scores:
         return settings
-    best = max(scores, key=lambda s: scores[s])
     place = {name: {value: i for i, value in enumerate(values)} for name, values in grid.items()}
-    return [
-        s for s in settings if all(abs(place[k][v] - place[k][b]) <= 1 for (k, v), (_, b) in zip(s, best, strict=True))
-    ]
+    best = dict(_best(scores))
+    near = [s for s in settings if all(abs(place[k][v] - place[k][best[k]]) <= 1 for k, v in s)]
+    return [s for s in near if s not in scores]
 
 
 def _halve(
@@ -119,11 +124,7 @@ def _halve(
     """Rungs of growing length; the best of each go on. The score kept is that of the last rung a setting reached."""
     going = dict(fresh)
     for rung, rounds in enumerate(comparison.rungs):
-        cells = {
-            (label, s): [_cell(comparison, entries[label], s, seed, rounds, root) for seed in comparison.search.seed]
-            for label in going
-            for s in going[label]
-        }
+        cells = _cells(comparison, entries, going, rounds, root)
         run([cell for own in cells.values() for cell in own])
         for (label, s), own in cells.items():
             # A setting that went further is always ahead of one that was dropped earlier.
@@ -139,27 +140,32 @@ def score(cell: Cell) -> float:
     records = cell.history()
     if cell.failed or not records:
         return 0.0
-    tail = records[-max(1, len(records) // 3) :]
-    return sum(_validation(r) for r in tail) / len(tail)
+    tail = [float(record["validation_accuracy"]) for record in records[-max(1, len(records) // 3) :]]
+    return sum(tail) / len(tail)
 
 
-def _validation(record: Record) -> float:
-    return float(record["validation_accuracy"])
-
-
-def _cell(comparison: Comparison, entry: Entry, setting: Setting, seed: int, rounds: int, root: Path) -> Cell:
+def _cells(
+    comparison: Comparison, entries: Mapping[str, Entry], settings: Mapping[str, list[Setting]], rounds: int, root: Path
+) -> dict[tuple[str, Setting], list[Cell]]:
+    """The runs of each setting, one a seed: `rounds` long, without the held-out clients, and with no early end."""
     hold_out = comparison.search.hold_out
     assert hold_out is not None  # see `Comparison.with_hold_out`
-    config = comparison.run(entry, seed, dict(setting), rounds=rounds, hold_out=hold_out, stop_at=None)
-    text = ", ".join(f"{k} {v:g}" for k, v in setting)
-    return Cell(f"{entry.label} ({text})", config, root)
+    changes = {"rounds": rounds, "hold_out": hold_out, "stop_at": None}
+    return {
+        (label, setting): [
+            Cell(
+                f"{label} ({', '.join(f'{k} {v:g}' for k, v in setting)})",
+                comparison.run(entries[label], seed, dict(setting), **changes),
+                root,
+            )
+            for seed in comparison.search.seed
+        ]
+        for label, own in settings.items()
+        for setting in own
+    }
 
 
-def _settings(grid: Mapping[str, Sequence[float]]) -> list[Setting]:
-    return [tuple(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-
-
-def edges_of(best: Mapping[str, float], grid: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+def edges_of(best: Mapping[str, float], grid: Grid) -> dict[str, list[float]]:
     """For each option whose best value is the first or last of several: the next value beyond, in the same ratio."""
     beyond: dict[str, list[float]] = {}
     for name, values in grid.items():

@@ -55,7 +55,7 @@ class Cell:
     @property
     def failed(self) -> str:
         """Why the run could not be finished, in one line: it diverged, or ended in an error."""
-        return self._diverged or self.error.partition("\n")[0]
+        return self.folder.diverged or self.error.partition("\n")[0]
 
     @property
     def error(self) -> str:
@@ -63,14 +63,8 @@ class Cell:
         return error_of(self.root / self.key)
 
     @property
-    def _diverged(self) -> str:
-        """A result, which would be the same next time."""
-        note = self.root / self.key / "failed.txt"
-        return note.read_text(errors="replace") if note.exists() else ""
-
-    @property
     def finished(self) -> bool:
-        if self._diverged:
+        if self.folder.diverged:  # a result: it would be the same next time
             return True
         records = self.history()
         stop = self.config.stop_at

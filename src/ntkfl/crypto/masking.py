@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkfl.crypto.context import bind
-from ntkfl.crypto.mask_format import MOST_NUMBERS, SEED_BYTES, WORD_BYTES
-from ntkfl.crypto.row_frames import Announced
+from ntkfl.crypto.row_frames import MOST_NUMBERS, SEED_BYTES, WORD_BYTES, Announced
 from ntkfl.errors import MessageError
 from ntkfl.extras import missing
 

@@ -26,6 +26,9 @@ DIGEST_BYTES = 32
 _HEADER = struct.Struct(f"<4sBIB{DIGEST_BYTES}sII")
 _CRC = struct.Struct("<I")
 FRAME_BYTES = _HEADER.size + _CRC.size  # what framing adds to the rows
+# Of masks (`masking.py`); they stand here because a shuffler that only passes rows on does without numpy.
+SEED_BYTES, WORD_BYTES = 32, 4
+MOST_NUMBERS = 1 << 29  # of one vector: its stream stays far below the 2^32 blocks of a nonce
 Buffer = TypeVar("Buffer", bytes, memoryview)
 
 

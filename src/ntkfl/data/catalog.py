@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ntkfl.data import cifar, digits, femnist, mnist
 from ntkfl.data.arrays import Arrays, Bytes
 from ntkfl.data.dataset import Dataset
-from ntkfl.data.download import Remote, download, has_apt, unpack_package
+from ntkfl.data.download import Remote, download
 from ntkfl.data.table import TableRows
 from ntkfl.errors import DataError, unknown
 
@@ -37,7 +37,6 @@ class CatalogEntry:
     read: Callable[[Path], Arrays]
     downloads: tuple[Remote, ...] = ()
     advice: str = ""  # how to get it, other than by download
-    package: tuple[str, str] | None = None  # a Debian package that has it, and the folder inside
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,6 @@ CATALOG: dict[str, CatalogEntry] = {
         read=partial(mnist.read, files=mnist.FASHION),
         downloads=mnist.FASHION_DOWNLOADS,
         advice="`apt-get install dataset-fashion-mnist` (Debian, Ubuntu)",
-        package=("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist"),
     ),
     "mnist": CatalogEntry(
         classes=10,
@@ -164,23 +162,14 @@ def cache_folder() -> Path:
 
 
 def fetch(name: str) -> Path:
-    """Get `name` into the cache, whatever part of it is missing there, and return its folder.
-
-    From the upstream project; where that cannot be reached, out of a Debian package that has it.
-    """
-    remotes, package = _entry(name).downloads, _entry(name).package
-    folder = cache_folder() / name
+    """Get `name` from its authors into the cache, whatever part of it is missing there, and return its folder."""
+    folder, remotes = cache_folder() / name, _entry(name).downloads
     if not remotes:
         raise _missing(name, "it cannot be downloaded")
     try:
         download(remotes, folder)
     except DataError as error:
-        if package is None or not has_apt():
-            raise _missing(name, str(error)) from None
-        try:
-            unpack_package(*package, folder)
-        except DataError as second:
-            raise _missing(name, f"{error}; {second}") from None
+        raise _missing(name, str(error)) from None
     return folder
 
 

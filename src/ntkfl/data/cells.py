@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ntkfl.errors import DataError, unknown
+from ntkfl.errors import DataError
 from ntkfl.extras import missing
 
 if TYPE_CHECKING:
@@ -64,30 +64,21 @@ def numbers(path: Path, column: Series, hint: str = "") -> NDArray[np.float64]:
     return found
 
 
-def labels(path: Path, column: Series, class_names: Sequence[str]) -> tuple[NDArray[Any], tuple[str, ...]]:
-    """(classes or real targets [N], the classes' names where labels are text or `class_names` are given)."""
+def labels(path: Path, column: Series) -> tuple[NDArray[Any], tuple[str, ...]]:
+    """(classes or real targets [N], the classes' names where labels are text)."""
     import pandas
 
-    if not (class_names and column.isin(class_names).all()):
-        found = pandas.to_numeric(column, errors="coerce")
-        if pandas.api.types.is_integer_dtype(found):
-            return found.to_numpy(np.int64), tuple(class_names)
-        if found.notna().all() or (found.dropna() % 1 != 0).any():  # real targets, and an error where one is text
-            return numbers(path, column), ()
-    return named_labels(path, str(column.name), column.to_numpy(str), class_names)
+    found = pandas.to_numeric(column, errors="coerce")
+    if pandas.api.types.is_integer_dtype(found):
+        return found.to_numpy(np.int64), ()
+    if found.notna().all() or (found.dropna() % 1 != 0).any():  # real targets, and an error where one is text
+        return numbers(path, column), ()
+    return named_labels(path, str(column.name), column.to_numpy(str))
 
 
-def named_labels(
-    path: Path, name: str, values: NDArray[Any], class_names: Sequence[str]
-) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Classes [N] of labels that are text, numbered in the order of `class_names`, else of their own; and the names."""
+def named_labels(path: Path, name: str, values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Classes [N] of labels that are text, numbered in the order of their names; and the names."""
     known, y = np.unique(values, return_inverse=True)
-    if class_names:
-        for value in known:
-            if value not in class_names:
-                raise DataError(f"{path}: {unknown('class', str(value)[:40], class_names)}")
-        number = np.array([list(class_names).index(value) for value in known], dtype=np.int64)
-        return number[y], tuple(class_names)
     if "" in known:
         raise DataError(f"{path}: {rows_of(values, '')} without a label in column {name!r}")
     if len(known) == len(values) > _FEW:

@@ -52,36 +52,22 @@ def _read_leaf(paths: list[Path]) -> tuple[Bytes, NDArray[np.int64], NDArray[np.
     labels: list[NDArray[np.int64]] = []
     names: list[str] = []
     for path in paths:
-        for name, x, y in _users(path):
-            digits = (y >= 0) & (y < CLASSES)
-            # LEAF draws black (0) on white (1).
-            images.append((255 - np.rint(255 * x[digits])).astype(np.uint8).reshape(-1, 1, 28, 28))
-            labels.append(y[digits])
-            names += [name] * len(labels[-1])
+        try:
+            content: Any = json.loads(path.read_bytes())
+            for name in content["users"]:
+                data = content["user_data"][name]
+                x, y = np.array(data["x"], np.float64).reshape(-1, _PIXELS), np.array(data["y"] or [], np.int64)
+                # Written so that NaN fails; labels that were no whole numbers are not those that were read.
+                if len(x) != len(y) or y.tolist() != data["y"] or not (x.size == 0 or (x.min() >= 0 and x.max() <= 1)):
+                    raise ValueError(f"user {name!r} must have {_PIXELS} pixels in 0..1 for each of its labels")
+                digits = (y >= 0) & (y < CLASSES)
+                # LEAF draws black (0) on white (1).
+                images.append((255 - np.rint(255 * x[digits])).astype(np.uint8).reshape(-1, 1, 28, 28))
+                labels.append(y[digits])
+                names += [str(name)] * len(labels[-1])
+        except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+            what = f"{type(error).__name__} {error}"
+            raise DataError(f"{path}: not a LEAF file with users and user_data: {what}") from None
     if not names:
         raise DataError(f"{paths[0].parent}: no digits in LEAF's files there")
     return np.concatenate(images), np.concatenate(labels), np.unique(names, return_inverse=True)[1]
-
-
-def _users(path: Path) -> list[tuple[str, NDArray[np.float64], NDArray[np.int64]]]:
-    """Each user of one LEAF file: name, x [n, 784] in 0..1, y [n]."""
-    try:
-        content: Any = json.loads(path.read_bytes())
-        users = [(str(name), content["user_data"][name]) for name in content["users"]]
-        arrays = [(name, np.array(data["x"], np.float64), _whole(data["y"])) for name, data in users]
-    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-        raise DataError(f"{path}: not a LEAF file with users and user_data: {type(error).__name__} {error}") from None
-    filled = [(name, x, y) for name, x, y in arrays if len(y)]
-    for name, x, y in filled:
-        # Written so that NaN fails.
-        if x.shape != (len(y), _PIXELS) or not (x.min() >= 0 and x.max() <= 1):
-            raise DataError(f"{path}: user {name!r} must have {_PIXELS} pixels in 0..1 for each of its labels")
-    return filled
-
-
-def _whole(labels: Any) -> NDArray[np.int64]:
-    """Labels [n] as written: whole numbers, not what is left of others."""
-    found = np.array(labels)
-    if found.ndim != 1 or (len(found) and found.dtype.kind != "i"):
-        raise ValueError("labels must be a list of whole numbers")
-    return found.astype(np.int64)

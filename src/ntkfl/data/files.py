@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +25,6 @@ from ntkfl.data.seeds import generator
 from ntkfl.errors import DataError
 
 SUFFIXES = (".csv", ".parquet", ".npz")
-LABEL, CLIENT, SPLIT = "label", "client", "split"
 # What a run's loss says of targets, where its user says nothing: squared error, that numbers are real (text is classes
 # all the same); a loss of the user's own, nothing.
 NUMBERS, UNKNOWN = "numbers", "unknown"
@@ -43,20 +41,17 @@ class Columns(NamedTuple):
     split: str | None = None
 
     def flags(self) -> str:
-        """As a command line has them, each after a space."""
-        return "".join(
-            f" --{name}-column {shlex.quote(own)}" for name, own in self._asdict().items() if own is not None
-        )
-
-
-USUAL = Columns()
+        """The command line's names of what is given."""
+        return " ".join(f"--{name}-column" for name, own in self._asdict().items() if own is not None)
 
 
 class _Content(NamedTuple):
+    """A file's rows x [N, …] with targets y; whose each is, and which are for testing, where the file says so."""
+
     x: NDArray[Any]
     y: NDArray[Any]
     clients: NDArray[Any] | None
-    test: NDArray[np.bool_] | None  # which rows are for testing
+    test: NDArray[np.bool_] | None
     class_names: tuple[str, ...] = ()
     features: tuple[str, ...] = ()  # columns of a table
 
@@ -72,53 +67,41 @@ def from_file(
     label: str | None = None,
     client: str | None = None,
     split: str | None = None,
-    class_names: Sequence[str] = (),
-    classes: int | None = None,
-    tokens: bool = False,
     targets: str | None = None,
 ) -> Dataset:
     """Training and test rows of a file, to be dealt to clients by a partition, such as `ByClient`.
 
     `label`, `client` and `split` name its columns. Labels that are text are classes, numbered in the order of their
-    names or of `class_names`. Where the file does not say which rows are for testing, a fifth of them is, drawn at
-    random but always the same. `classes`, `tokens` and `targets` are as for `from_clients`.
+    names. Where the file does not say which rows are for testing, a fifth of them is, drawn at random but always the
+    same. `targets` is as for `from_clients`.
     """
-    path = Path(path)
-    content = _read(path, Columns(label, client, split), class_names)
+    path, names = Path(path), Columns(label, client, split)
+    content = _read_npz(path, names) if path.suffix.lower() == ".npz" else _read_table(path, names)
     test, drawn = content.test, content.test is None
     if test is None:
-        test = draw_test(len(content.y))
+        test = np.zeros(len(content.y), dtype=bool)
+        test[generator(0, "test rows").permutation(len(test))[: max(1, round(_TEST_SHARE * len(test)))]] = True
     if test.all() or not test.any():
         raise DataError(f"{path}: all rows are for {'testing' if test.all() else 'training'}, none for the other")
-    parts = [(content.x[rows], content.y[rows]) for rows in (~test, test)]
-    classes = classes or len(content.class_names) or None
     if content.class_names and targets == "real":
         raise DataError(f"{path}: labels are text, such as {content.class_names[0][:40]!r}: classes, not real targets")
     if targets == UNKNOWN and not content.class_names and content.y.dtype.kind != "f":
         raise DataError(f"{path}: targets are whole numbers: say whether they are real or classes (--targets real)")
     if targets in (NUMBERS, UNKNOWN):
         targets = "real" if targets == NUMBERS and not content.class_names else None
-    told = {"classes": classes, "tokens": tokens, "targets": targets}
-    whole = from_clients(parts[:1], test=parts[1], name=path.name, **told)  # type: ignore[arg-type]
+    train, held = ((content.x[rows], content.y[rows]) for rows in (~test, test))
+    classes = len(content.class_names) or None
+    whole = from_clients([train], test=held, name=path.name, classes=classes, targets=targets)
     rows = Dataset(str(path), whole.rows, whole.test_rows, whole.classes)
     rows = replace(rows, class_names=content.class_names, feature_names=content.features, test_drawn=drawn)
     if content.clients is None:
         return rows
-    names, writers = np.unique(content.clients[~test], return_inverse=True)
-    return replace(rows, writers=torch.from_numpy(writers.astype(np.int64)), client_names=tuple(map(str, names)))
+    clients, writers = np.unique(content.clients[~test], return_inverse=True)
+    return replace(rows, writers=torch.from_numpy(writers.astype(np.int64)), client_names=tuple(map(str, clients)))
 
 
-def draw_test(rows: int) -> NDArray[np.bool_]:
-    """Which of so many rows are for testing, where nothing says it: a fifth, always the same."""
-    test = np.zeros(rows, dtype=bool)
-    test[generator(0, "test rows").permutation(rows)[: max(1, round(_TEST_SHARE * rows))]] = True
-    return test
-
-
-def _read(path: Path, names: Columns, class_names: Sequence[str]) -> _Content:
-    if path.suffix.lower() == ".npz":
-        return _read_npz(path, names, class_names)
-    label, client, split = names.label or LABEL, names.client or CLIENT, names.split or SPLIT
+def _read_table(path: Path, names: Columns) -> _Content:
+    label, client, split = names.label or "label", names.client or "client", names.split or "split"
     columns = read_table(path, (label, client, split))
     for given in names:
         if given is not None and given not in columns:
@@ -135,58 +118,47 @@ def _read(path: Path, names: Columns, class_names: Sequence[str]) -> _Content:
         raise DataError(f"{path} has no features: every column but {label!r}, {client!r} and {split!r} is one")
     hint = ", unless it says whose a row is (--client-column {0}) or is the label (--label-column {0})"
     x = np.stack([numbers(path, columns[name], hint.format(shlex.quote(name))) for name in features], axis=1)
-    y, known = labels(path, columns[label], class_names)
+    y, classes = labels(path, columns[label])
     clients = columns[client].to_numpy(str) if client in columns else None
     if clients is not None and (clients == "").any():
         raise DataError(f"{path}: {rows_of(clients, '')} without a client in column {client!r}")
-    test = _test_rows(path, split, columns[split].tolist()) if split in columns else None
-    return _Content(x, y, clients, test, known, tuple(features))
+    test = None
+    if split in columns:
+        test = columns[split].to_numpy(str) == "test"
+        if wrong := {*columns[split]} - {"train", "test"}:
+            raise DataError(f"{path}: column {split!r} has {min(wrong)[:40]!r}; it must be train or test")
+    return _Content(x, y, clients, test, classes, tuple(features))
 
 
-def _test_rows(path: Path, name: str, values: list[str]) -> NDArray[np.bool_]:
-    wrong = set(values) - {"train", "test"}
-    if wrong:
-        raise DataError(f"{path}: column {name!r} has {min(wrong)[:40]!r}; it must be train or test")
-    return np.array([value == "test" for value in values])
-
-
-def _read_npz(path: Path, given: Columns, class_names: Sequence[str]) -> _Content:
+def _read_npz(path: Path, given: Columns) -> _Content:
     if given.split is not None:
         raise DataError(f"{path}: an archive's test samples are its arrays test_x and test_y, not a column")
-    label, client = given.label or "y", given.client or CLIENT
+    label, client = given.label or "y", given.client or "client"
     kinds: Kinds = {"x": ("biuf", None), label: ("biufU", None)}
     more: Kinds = {client: ("biuU", 1), "test_x": ("biuf", None), "test_y": ("biufU", None)}
     if given.client is not None:
         kinds = {**kinds, client: more[client]}
     arrays = read_npz(path, kinds, more)
-    x, y, clients = arrays["x"], arrays[label], arrays.get(client)
+    x, y, clients, test = arrays["x"], arrays[label], arrays.get(client), None
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or (clients is not None and len(clients) != len(y)):
         raise DataError(f"{path}: x {list(x.shape)}, y {list(y.shape)} and client must have one entry per row")
     if ("test_x" in arrays) != ("test_y" in arrays):
         raise DataError(f"{path}: test_x and test_y come together")
-    if "test_x" not in arrays:
-        return _named(path, label, _Content(x, y, clients, None), class_names)
-    test_x, test_y = arrays["test_x"], arrays["test_y"]
-    real = {array.dtype.kind if array.dtype.kind in "fU" else "whole" for array in (y, test_y)}
-    if (
-        test_x.shape[1:] != x.shape[1:]
-        or test_y.shape[1:] != y.shape[1:]
-        or len(test_x) != len(test_y)
-        or len(real) > 1
-    ):
-        raise DataError(f"{path}: test_x {list(test_x.shape)} and test_y {list(test_y.shape)} do not fit x and y")
-    test = np.arange(len(y) + len(test_y)) >= len(y)
-    if clients is not None:
-        clients = np.concatenate([clients, np.resize(clients, len(test_y))])  # of no meaning: test rows have no client
-    whole = _Content(np.concatenate([x, test_x]), np.concatenate([y, test_y]), clients, test)
-    return _named(path, label, whole, class_names)
-
-
-def _named(path: Path, label: str, content: _Content, class_names: Sequence[str]) -> _Content:
-    """An archive's labels, where they are text, as a table's."""
-    if content.y.dtype.kind != "U":
-        return content._replace(class_names=() if content.y.dtype.kind == "f" else tuple(class_names))
-    if content.y.ndim != 1:
-        raise DataError(f"{path}: labels that are text are one per row, not {list(content.y.shape)}")
-    y, known = named_labels(path, label, content.y, class_names)
-    return content._replace(y=y, class_names=known)
+    if "test_x" in arrays:
+        test_x, test_y = arrays["test_x"], arrays["test_y"]
+        kind = {array.dtype.kind if array.dtype.kind in "fU" else "whole" for array in (y, test_y)}
+        same = test_x.shape[1:] == x.shape[1:] and test_y.shape[1:] == y.shape[1:] and len(kind) == 1
+        if not same or len(test_x) != len(test_y):
+            raise DataError(f"{path}: test_x {list(test_x.shape)} and test_y {list(test_y.shape)} do not fit x and y")
+        test = np.arange(len(y) + len(test_y)) >= len(y)
+        if clients is not None:
+            clients = np.concatenate(
+                [clients, np.resize(clients, len(test_y))]
+            )  # test rows have no client: any will do
+        x, y = np.concatenate([x, test_x]), np.concatenate([y, test_y])
+    if y.dtype.kind != "U":
+        return _Content(x, y, clients, test)
+    if y.ndim != 1:
+        raise DataError(f"{path}: labels that are text are one per row, not {list(y.shape)}")
+    numbered, classes = named_labels(path, label, y)
+    return _Content(x, numbered, clients, test, classes)

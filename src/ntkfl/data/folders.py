@@ -66,8 +66,8 @@ def _folders(path: Path) -> list[Path]:
 def pictures(shape: Sequence[int], mean: Sequence[float] = (), std: Sequence[float] = ()) -> Read:
     """Reads pictures of one shape (channels, height, width): (bytes/255 − mean)/std, a number for each channel."""
     means, stds = tuple(mean) or (0.0,) * shape[0], tuple(std) or (1.0,) * shape[0]
-    if len(means) != shape[0] or len(stds) != shape[0] or min(stds) <= 0:
-        raise DataError(f"mean and std must hold {shape[0]} numbers each, std above 0")
+    if len(shape) != 3 or shape[0] not in (1, 3) or not len(means) == len(stds) == shape[0] or min(stds) <= 0:
+        raise DataError("pictures have 1 or 3 channels, [C, H, W], and a mean and a std above 0 for each")
 
     def read(files: Sequence[Path]) -> Tensor:
         return normalised(torch.from_numpy(np.stack([read_picture(file, shape) for file in files])), means, stds)
@@ -83,8 +83,6 @@ def read_picture(file: Path, shape: Sequence[int] | None = None) -> Bytes:
 
     if file.suffix.lower() not in PICTURES:
         raise DataError(f"{file} is no picture: {', '.join(PICTURES)}")
-    if shape is not None and (len(shape) != 3 or shape[0] not in (1, 3)):
-        raise DataError(f"{file}: pictures have 1 or 3 channels; the run's inputs are {list(shape)}")
     try:
         # A picture that claims to be huge is refused below, by its size: no warning is needed.
         with warnings.catch_warnings(action="ignore"), Image.open(file) as picture:

@@ -44,38 +44,34 @@ def from_clients(
     in 0..classes-1 (classes defaults to the largest label + 1, at least 2), or float regression targets [n] or [n, d2].
     `targets="real"` makes whole numbers regression targets too (a count, an age), `targets="classes"` refuses others.
     """
-    if test is None:
-        raise DataError("from_clients needs test=(x, y): every run is measured on it")
-    client_names = tuple(map(str, clients)) if isinstance(clients, Mapping) else ()
-    clients = list(clients.values() if isinstance(clients, Mapping) else clients)
-    if not clients:
-        raise DataError("from_clients needs at least one client (x, y)")
-    called = client_names or range(len(clients))
-    named = [(f"client {who}", source) for who, source in zip(called, clients, strict=True)] + [("test", test)]
     if targets not in (None, *TARGETS):
         raise unknown("kind of targets", targets, TARGETS)
-    pairs = [
-        (who, x, _as_told(who, y, targets)) for who, source in named for x, y in [read_source(who, source, tokens)]
-    ]
-    first, first_x, first_y = pairs[0]
-    for who, x, y in pairs:
+    named = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
+    if not named:
+        raise DataError("from_clients needs at least one client (x, y)")
+    sources = [(f"client {who}", source) for who, source in named.items()] + [("test", test)]
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for who, source in sources:
+        x, y = read_source(who, source, tokens)
+        pairs.append((x, _as_told(who, y, targets)))
+        (first_x, first_y), (x, y), first = pairs[0], pairs[-1], sources[0][0]
         if x.shape[1:] != first_x.shape[1:]:
             raise DataError(f"{who} has features {list(x.shape[1:])}, but {first} has {list(first_x.shape[1:])}")
         if y.dtype != first_y.dtype or y.shape[1:] != first_y.shape[1:]:
             raise DataError(f"{who} has {_kind(y)}, but {first} has {_kind(first_y)}")
-    known = _classes([(who, y) for who, _, y in pairs], classes or len(class_names) or None)
+    labelled = {who: y for (who, _), (_, y) in zip(sources, pairs, strict=True)}
+    known = _classes(labelled, classes or len(class_names) or None)
 
-    *parts, (_, test_x, test_y) = pairs
-    ends = np.cumsum([len(y) for _, _, y in parts])
-    rows = TableRows(torch.cat([x for _, x, _ in parts]), torch.cat([y for _, _, y in parts]))
+    *parts, (test_x, test_y) = pairs
+    xs, ys = zip(*parts, strict=True)
     return Federated(
         name=name,
-        rows=rows,
+        rows=TableRows(torch.cat(xs), torch.cat(ys)),
         test_rows=TableRows(test_x, test_y),
-        indices=tuple(torch.arange(end - len(y), end) for end, (_, _, y) in zip(ends, parts, strict=True)),
+        indices=torch.split(torch.arange(sum(map(len, ys))), [len(y) for y in ys]),
         classes=known,
         description={"dataset": name},
-        client_names=client_names,
+        client_names=tuple(map(str, clients)) if isinstance(clients, Mapping) else (),
         class_names=tuple(class_names),
     )
 
@@ -185,16 +181,16 @@ def _kind(y: Tensor) -> str:
     return f"regression targets of width {y.shape[1]}" if y.is_floating_point() else "integer labels"
 
 
-def _classes(targets: list[tuple[str, Tensor]], given: int | None) -> int | None:
+def _classes(targets: Mapping[str, Tensor], given: int | None) -> int | None:
     """The number of classes, or None for regression."""
-    if targets[0][1].is_floating_point():
+    if next(iter(targets.values())).is_floating_point():
         if given is not None:
             raise ConfigError("classes was given, but y holds floats, which are regression targets: make y integers")
         return None
     if given is not None and given < 2:
         raise ConfigError(f"classes must be at least 2, not {given!r}")
-    classes = given or max(2, 1 + max(int(y.max()) for _, y in targets))
-    for who, y in targets:
+    classes = given or max(2, 1 + max(int(y.max()) for y in targets.values()))
+    for who, y in targets.items():
         if y.min() < 0 or y.max() >= classes:
             raise DataError(f"{who}: labels must lie in 0..{classes - 1}, not {int(y.min())}..{int(y.max())}")
     return classes

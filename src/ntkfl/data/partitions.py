@@ -38,11 +38,8 @@ class Partition(ABC):
     @property
     def text(self) -> str:
         """In words, for titles and tables: the kind and its options, without the number of clients."""
-        words = [self.kind]
-        for option, value in self.describe().items():
-            if option not in ("kind", "clients") and value is not False:
-                words.append(option if value is True else value if isinstance(value, str) else f"{option} {value}")
-        return ", ".join(words).replace("_", " ")
+        given = {name: value for name, value in self.describe().items() if name not in ("kind", "clients")}
+        return ", ".join([self.kind, *(f"{name} {value}" for name, value in given.items())]).replace("_", " ")
 
 
 def check_positive(name: str, value: object) -> None:
@@ -51,10 +48,10 @@ def check_positive(name: str, value: object) -> None:
         raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}")
 
 
-def check_enough(rows: int, clients: int) -> None:
-    """Raise unless every client can have a row of its own."""
-    if rows < clients:
-        raise ConfigError(f"{clients} clients cannot share {rows} samples without one being empty: use fewer clients")
+def check_enough(rows: int, clients: int, each: int = 1) -> None:
+    """Raise unless every client can have so many rows, or shards, of its own."""
+    if rows < clients * each:
+        raise ConfigError(f"{clients} clients of at least {each} cannot share {rows} samples: use fewer clients")
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,6 @@ class Dirichlet(Partition):
         return f"Dirichlet α = {self.alpha:g}, {self.reading}{', overlapping' if self.overlap else ''}"
 
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:
-        """Rows of each client, see the class."""
         check_enough(len(labels), self.clients)
         pools = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
         log_mix = log_dirichlet(self.alpha, (self.clients, len(pools)), rng)
@@ -186,7 +182,6 @@ class IID(Partition):
         check_positive("clients", self.clients)
 
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:
-        """Rows of each client, see the class."""
         check_enough(len(labels), self.clients)
         return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), self.clients)]
 
@@ -206,12 +201,8 @@ class Shards(Partition):
         check_positive("per_client", self.per_client)
 
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:
-        """Rows of each client, see the class."""
         count = self.clients * self.per_client
-        if len(labels) < count:
-            raise ConfigError(
-                f"{self.clients} clients with {self.per_client} shards each need {count} samples, not {len(labels)}"
-            )
+        check_enough(len(labels), self.clients, self.per_client)
         mixed = rng.permutation(len(labels))  # so that a shard is a random part of its class, not a run of the file
         shards = np.array_split(mixed[np.argsort(labels[mixed], kind="stable")], count)
         hands = rng.permutation(count).reshape(self.clients, self.per_client)
@@ -237,7 +228,6 @@ class ByWriter(Partition):
         check_positive("min_samples", self.min_samples)
 
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:
-        """Rows of each client, see the class."""
         if writers is None:
             raise DataError("this dataset does not say who wrote its rows: partition by writer needs femnist or mnist")
         names, counts = np.unique(writers, return_counts=True)
@@ -262,7 +252,6 @@ class ByClient(Partition):
     by_writer: ClassVar[bool] = True
 
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:
-        """Rows of each client, see the class."""
         if writers is None:
             raise DataError(
                 "this dataset does not say whose its rows are: it has no column or array 'client'; name the one that "

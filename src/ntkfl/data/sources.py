@@ -10,10 +10,11 @@ import torch
 
 from ntkfl.data.catalog import NAMES, load
 from ntkfl.data.dataset import Dataset
-from ntkfl.data.files import USUAL, Columns, from_file, is_data_file
+from ntkfl.data.files import Columns, from_file, is_data_file
 from ntkfl.data.folders import PICTURES, from_folders, pictures, read_picture
 from ntkfl.errors import ConfigError, DataError, unknown
 
+_USUAL = Columns()
 FORMS = ("FILE.csv", "FILE.npz", "FOLDER", "package.module:function")  # for errors
 
 
@@ -22,7 +23,7 @@ def is_own(name: str) -> bool:
     return name not in NAMES and (is_data_file(name) or (bool(name) and isdir(name)))
 
 
-def open_dataset(name: str, columns: Columns = USUAL, targets: str | None = None) -> Dataset:
+def open_dataset(name: str, columns: Columns = _USUAL, targets: str | None = None) -> Dataset:
     """Rows to be dealt by a partition: of a dataset with a name, of a CSV, Parquet or .npz file with these `columns`,
     or of a folder of pictures, CLIENT/CLASS/FILE beside test/CLASS/FILE. `targets` of a file are real or classes, where
     whole numbers could be either.

@@ -27,30 +27,28 @@ def read_torch(who: str, source: TorchData, pair: Pair | None = None) -> tuple[T
         return source.tensors[0], source.tensors[1]
     batched = isinstance(source, DataLoader) and source.batch_sampler is not None
     kind = "batch" if batched else "item"
-    xs: list[Tensor] = []
-    ys: list[Tensor] = []
+    columns: tuple[list[Tensor], list[Tensor]] = ([], [])
     for number, item in enumerate(_items(who, source)):
         at = f"{who}: {kind} {number}"
         item = item if pair is None else pair(item)
         if not isinstance(item, tuple | list) or len(item) != 2:
             shown = f"{len(item)} parts" if isinstance(item, tuple | list) else f"a {type(item).__name__}"
             raise DataError(f"{at} is {shown}; {_ADVICE}")
-        x, y = _tensor(at, "x", item[0]), _tensor(at, "y", item[1])
-        if batched and (not x.ndim or not y.ndim or len(x) != len(y)):
-            raise DataError(f"{at} has x of shape {list(x.shape)} and y of shape {list(y.shape)}")
-        for name, new, first in (("x", x, xs[:1]), ("y", y, ys[:1])):
-            if first and _shape(new, batched) != _shape(first[0], batched):
-                raise DataError(
-                    f"{at} has {name} of shape {_shape(new, batched)}, but {kind} 0 has {_shape(first[0], batched)}"
-                )
-            if first and new.is_floating_point() != first[0].is_floating_point():
-                raise DataError(f"{at} has {name} of {new.dtype}, but {kind} 0 has {first[0].dtype}")
-        xs.append(x)
-        ys.append(y)
-    if not xs:
+        values = [_tensor(at, name, value) for name, value in zip("xy", item, strict=True)]
+        if batched and (not all(value.ndim for value in values) or len(values[0]) != len(values[1])):
+            raise DataError(f"{at} has x of shape {list(values[0].shape)} and y of shape {list(values[1].shape)}")
+        for name, value, column in zip("xy", values, columns, strict=True):
+            first, shape = (column or [value])[0], slice(int(batched), None)
+            if value.shape[shape] != first.shape[shape]:
+                was, now = list(first.shape[shape]), list(value.shape[shape])
+                raise DataError(f"{at} has {name} of shape {now}, but {kind} 0 has {was}")
+            if value.is_floating_point() != first.is_floating_point():
+                raise DataError(f"{at} has {name} of {value.dtype}, but {kind} 0 has {first.dtype}")
+            column.append(value)
+    if not columns[0]:
         raise DataError(f"{who} has no samples")
     join = torch.cat if batched else torch.stack
-    return join(xs), join(ys)
+    return join(columns[0]), join(columns[1])
 
 
 def varies(source: TorchData, pair: Pair | None = None) -> bool:
@@ -63,10 +61,9 @@ def varies(source: TorchData, pair: Pair | None = None) -> bool:
     try:
         with torch.random.fork_rng(devices=[]):  # what its user draws later stays as it is
             once, again = (collate([items[i] for i in chosen]) for _ in range(2))
-            if pair is not None and isinstance(source, DataLoader):
-                once, again = pair(once), pair(again)
-            elif pair is not None:
-                once, again = ([pair(item) for item in read] for read in (once, again))
+        if pair is not None:
+            read = pair if isinstance(source, DataLoader) else lambda batch: [pair(item) for item in batch]
+            once, again = read(once), read(again)
         return not all(starmap(_equal, zip(once, again, strict=True)))
     except Exception:  # a sampler of other keys than 0, 1, …: it was read, and cannot be read so
         return False
@@ -85,10 +82,6 @@ def _items(who: str, source: TorchData) -> Iterable[Any]:
     if not isinstance(source, Sized):
         raise DataError(f"{who}: {type(source).__name__} has no length: define __len__, or make it an IterableDataset")
     return (source[i] for i in range(len(source)))  # most define no iteration of their own
-
-
-def _shape(value: Tensor, batched: bool) -> list[int]:
-    return list(value.shape[1:] if batched else value.shape)
 
 
 def _tensor(at: str, name: str, value: object) -> Tensor:

@@ -65,7 +65,7 @@ def _adapted(
         )
     if config.lora is not None:
         backbone = lora(backbone, config.lora_rank or 8, config.lora)
-    given = {name: getattr(config, name) for name in ("trainable", "drop", "pool", "also")}
+    given = {name: getattr(config, name) for name in ("trainable", "drop", "pool")}
     given = {name: value for name, value in given.items() if value is not None}
     return head(backbone, outputs, inputs=inputs, hidden=config.head or (), **given)
 

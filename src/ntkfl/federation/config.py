@@ -99,7 +99,7 @@ class DataConfig(Options):
         return make(self.partition, {field.name: values[field.name] for field in takes})
 
 
-PRETRAINED = ("backbone", "head", "trainable", "lora", "lora_rank", "drop", "pool", "also", "digest")
+PRETRAINED = ("backbone", "head", "trainable", "lora", "lora_rank", "drop", "pool", "digest")
 
 
 _HIDDEN = (100,)  # widths of a perceptron's hidden layers, where nothing is said
@@ -115,8 +115,7 @@ class ModelConfig(Options):
     lora: tuple[str, ...] | None = Field(None, description="linear layers of the backbone that get adapters, patterns")
     lora_rank: int | None = Field(None, ge=1, description="of adapters; default: 8")
     drop: str | None = Field(None, description="the backbone's submodule to leave out, such as its classifier")
-    pool: str | None = Field(None, description="positions of the backbone's output: mean (default), first or flatten")
-    also: tuple[str, ...] | None = Field(None, description="submodules whose pooled inputs are features too")
+    pool: str | None = Field(None, description="positions of the backbone's output: mean (default) or first")
     digest: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="sha256 that the backbone must have")
     hidden: tuple[int, ...] | None = Field(None, description="hidden widths of an mlp; default: 100")
     gain: float | None = Field(None, gt=0, description="scale of an mlp's first weights; default: the method's, or 1")

@@ -136,4 +136,4 @@ def split_frozen(
 
 
 def _settings(backbone: nn.Module) -> str:
-    return " ".join(str(getattr(backbone, name, "")) for name in ("pool", "also"))
+    return str(getattr(backbone, "pool", ""))

@@ -7,8 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from ntkfl.crypto.context import bind
-from ntkfl.crypto.mask_format import SEED_BYTES
-from ntkfl.crypto.row_frames import Announced, BatchKey, unpack_rows
+from ntkfl.crypto.row_frames import SEED_BYTES, Announced, BatchKey, unpack_rows
 from ntkfl.errors import ConfigError, NTKFLError, Refused, TooFew
 from ntkfl.federation.client import SeededRandomness
 from ntkfl.federation.secure_sum import SumSchema, mask_reply
@@ -67,13 +66,12 @@ class LocalShuffler(ShuffledTransport):
         bodies = self._bodies(question, schema, replies, announced)
         numbers = schema.numbers if isinstance(schema, SumSchema) else 0
         sizes = schema.rows(self.rows), schema.sealed_bytes
-        names = {number: f"client-{number}" for number in cohort}
-        batch = Batch(key, tuple(names.values()), *sizes, LEAST_CLIENTS, numbers)
+        batch = Batch(key, len(cohort), *sizes, LEAST_CLIENTS, numbers)
         self._shuffler.open(batch, announced.digest)
         taken = set()
         for number, body in bodies.items():
             with suppress(Refused):
-                self._submit(names[number], announced, body, masked=numbers > 0)
+                self._submit(str(number), announced, body, masked=numbers > 0)
                 taken.add(number)
         for number in replies.keys() - taken:
             traffic.rejected[MALFORMED] += _row_count(replies[number])

@@ -28,7 +28,7 @@ from ntkfl.methods import Method
 from ntkfl.methods.averaging.centralized import Samples
 from ntkfl.methods.base import adds_noise
 from ntkfl.methods.combinations import settle
-from ntkfl.methods.sums.noisy_sums import NoisySums
+from ntkfl.methods.sums.noisy_sums import releases_of, unit_of
 from ntkfl.options import Options
 from ntkfl.privacy.ledger import Ledger, LedgerEntry, MemoryLedger, sha256, spent_in_year
 from ntkfl.privacy.settings import Privacy
@@ -121,7 +121,7 @@ class Agreed(NamedTuple):
 
 def noisy(privacy: Privacy) -> bool:
     """Whether clients add noise to what they send."""
-    return privacy.epsilon is not None and privacy.noise_by == "clients"
+    return privacy.epsilon is not None
 
 
 class Limits(Options):
@@ -213,12 +213,12 @@ class Policy(Options):
         nothing or of norm 1, is for half of what a record may do, which can turn that around: four times ρ.
         """
         method, own = agreed
-        if not noisy(own) or not isinstance(method, NoisySums):
+        if not (releases := releases_of(method, own, answers)):
             return None
         counted = self.privacy.noise_clients if self.privacy and own.secure_sum else 1
         worse = own.noise_clients / min(counted, own.noise_clients)
-        worse *= 4 if own.unit == "client" else 1
-        return spent([(worse * rho, times) for rho, times in method.releases(own, answers)], self.delta(agreed))
+        worse *= 4 if unit_of(method) == "client" else 1
+        return spent([(worse * rho, times) for rho, times in releases], self.delta(agreed))
 
 
 _SIMULATED = Policy(methods=("rows", "updates", "sums"))

@@ -7,7 +7,7 @@ from typing import Any
 from ntkfl.errors import ConfigError
 from ntkfl.methods import Method, Task
 from ntkfl.methods.base import kinds_of
-from ntkfl.methods.sums.promises import guarantees
+from ntkfl.methods.sums.noisy_sums import guarantees
 from ntkfl.privacy.accounting import Participation
 from ntkfl.privacy.settings import Privacy
 

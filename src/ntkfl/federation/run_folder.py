@@ -29,7 +29,7 @@ from ntkfl.atomic import PART
 from ntkfl.atomic import write_atomically as write_atomically
 from ntkfl.data.partitions import ByClient
 from ntkfl.errors import RunFolderError
-from ntkfl.safe_parse import parse_json, parse_toml
+from ntkfl.safe_parse import parse_json, parse_toml, read_unlinked
 
 Record = dict[str, Any]
 _NUMBERS = frozenset({"round", "test_accuracy", "last_accuracy", "validation_accuracy", "uplink_bytes", "seconds"})
@@ -120,7 +120,7 @@ class RunFolder:
         if not self.holds_run:
             raise RunFolderError(f"{self.path} holds no run: there is no config.toml in it")
         try:
-            return parse_toml((self.path / "config.toml").read_text())
+            return parse_toml(read_unlinked(self.path / "config.toml").decode())
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{self.path / 'config.toml'} is broken: {error}") from None
 
@@ -137,6 +137,16 @@ class RunFolder:
         if difference:
             raise RunFolderError(f"{self.path} holds a run of another configuration: {difference}")
 
+    @property
+    def diverged(self) -> str:
+        """Why the run cannot go on, where training ended without finite numbers; empty where it did not."""
+        try:
+            return read_unlinked(self.path / "failed.txt").decode(errors="replace").strip()
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            raise RunFolderError(f"{self.path / 'failed.txt'} cannot be read: {error.strerror}") from None
+
     def append(self, name: str, record: Record) -> None:
         """Add one line to history.jsonl or timings.jsonl."""
         try:
@@ -150,10 +160,10 @@ class RunFolder:
     def records(self, name: str = "history.jsonl") -> list[Record]:
         """The whole lines of a file; a last line cut short is not counted."""
         path = self.path / name
-        if not path.exists():
-            return []
         try:
-            return [_record(line) for line in path.read_text().split("\n")[:-1]]
+            return [_record(line) for line in read_unlinked(path).decode().split("\n")[:-1]]
+        except FileNotFoundError:
+            return []
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{path} is broken: a line in it is no JSON of ours, {error}") from None
 

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey
-from ntkfl.crypto.mask_format import SEED_BYTES, WORD_BYTES
 from ntkfl.crypto.masking import Words, mask, pack_words, unpack_words
-from ntkfl.crypto.row_frames import Announced, open_row, pack_rows, seal_rows
+from ntkfl.crypto.row_frames import SEED_BYTES, WORD_BYTES, Announced, open_row, pack_rows, seal_rows
 from ntkfl.errors import MessageError, TrustError
 from ntkfl.federation.fixed_point import Floats, fit, from_words, scale_of, to_words
 from ntkfl.methods.replies import Addend, Addends

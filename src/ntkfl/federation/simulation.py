@@ -31,16 +31,15 @@ from ntkfl.federation.run_folder import RunFolder, without_draw
 from ntkfl.federation.server import Server
 from ntkfl.federation.transport import Transport
 from ntkfl.methods import Method, Task
-from ntkfl.methods.base import kinds_of
+from ntkfl.methods.base import fitted, kinds_of
 from ntkfl.methods.batchnorm import statistics
 from ntkfl.methods.combinations import settle
 from ntkfl.methods.replies import by_samples
 from ntkfl.methods.robust import Robust
-from ntkfl.methods.sums.promises import noise_advice, promises
+from ntkfl.methods.sums.noisy_sums import noise_advice, promises, unit_of
 from ntkfl.models.backbone import flat_hint
 from ntkfl.privacy.accounting import Participation
 from ntkfl.privacy.projection import RunSecret
-from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
 from ntkfl.progress import plural
 from ntkfl.tangent.jacobian import HALF_TYPES
@@ -160,6 +159,7 @@ class Simulation:
     ) -> None:
         if not isinstance(method, Method):
             raise ConfigError(f"method must be an instance such as ntkfl.methods.NTKFL(), not {method!r}")
+        method = fitted(method, model, data.output_dim)
         self.privacy, self.robust = settle(method, privacy, robust)
         self.model, self.all_data, self.method, self.seed, self.hold_out = model, data, method, seed, hold_out
         self.data, held = data.hold_out(hold_out, seed=seed) if hold_out else (data, None)
@@ -188,7 +188,6 @@ class Simulation:
             robust=self.robust,
             total_clients=len(self.data),
         )
-        self.task.randomness = lambda round: Randomness.simulated(seed, "server", round)
         self.clients = SimulatedClients(self.data, self.task, method, seed, secret, features=features)
         self.test = self.clients.place(data.test)
         self._check_model()
@@ -294,7 +293,7 @@ class Simulation:
         lines += noise_advice(self.method, self.task, samples, self.clients_per_round, rounds)
         lines += scale_advice(self.all_data, self.privacy.hides_clients)
         most = self.privacy.sum_samples
-        counted = self.privacy.secure_sum and by_samples(self.method) and self.privacy.unit == "record"
+        counted = self.privacy.secure_sum and by_samples(self.method) and unit_of(self.method) == "record"
         large = sum(size > most for size in self.data.sizes) if counted else 0
         if large:
             have, count = ("has", "counts") if large == 1 else ("have", "count")

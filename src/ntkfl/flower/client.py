@@ -62,12 +62,10 @@ def reply(
     question that comes again gets the same answer. With `seed` it follows from that and from the client's number
     (`partition-id`, or the node's id), as in a simulation.
     """
-    if (asks := notes_of(msg).get("ask")) == "shape":  # before there are terms
+    if notes_of(msg).get("ask") == "shape":  # before there are terms
         x, y = _read(data, batch)
         shape: Notes = {"inputs": list(x.shape[1:]), "tokens": not x.is_floating_point(), "real": y.is_floating_point()}
         return Message(content(shape), reply_to=msg)
-    if asks == "name" and through is not None:
-        return Message(content({}, through.hello(note(msg, "run", str))), reply_to=msg)
     question, terms = payload_of(msg), Terms.parse(note(msg, "terms", str))
     run, exchange = note(msg, "run", str), note(msg, "exchange", int)
     site = Site.of(context.node_config, context.node_id, policy, context.state.setdefault(_SITE, ConfigRecord()))

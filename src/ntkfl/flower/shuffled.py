@@ -12,32 +12,28 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
 from flwr.app import Context
 
-from ntkfl.crypto.credentials import NAME_PATTERN
-from ntkfl.crypto.hpke import SEAL_BYTES, SigningKey
+from ntkfl.crypto.hpke import SEAL_BYTES
 from ntkfl.crypto.receipt import check_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import ConfigError, MessageError, Refused, TooFew, TrustError
 from ntkfl.federation.policy import Agreed, Terms
 from ntkfl.federation.secure_sum import SumSchema, mask_reply
-from ntkfl.federation.shuffled import Mixed, RowSchema, ShuffledTransport, seal_reply
+from ntkfl.federation.shuffled import Mixed, ShuffledTransport, seal_reply
 from ntkfl.federation.transport import Traffic
-from ntkfl.flower.records import content, payload_of
 from ntkfl.flower.transport import FlowerTransport
 from ntkfl.methods import Method, State, Task
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import Head, Question
-from ntkfl.services.answered import take
 from ntkfl.services.http_client import HttpClient
-from ntkfl.services.key_server.client import Identity
+from ntkfl.services.identity import Identity
 from ntkfl.services.peers import Peers
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.shuffler.client import ShufflerClient
@@ -74,7 +70,7 @@ class Shuffler:
 
     @cached_property
     def identity(self) -> Identity:
-        """This client's keys; enrolled with its token when first asked for."""
+        """This client's keys and credential."""
         return Identity(self.folder)
 
     @cached_property
@@ -88,26 +84,19 @@ class Shuffler:
             raise ConfigError("no question was heeded: a new Shuffler(…) for each one")
         return self._question
 
-    def hello(self, run: str) -> bytes:
-        """Tell the shuffler that this client takes part in the run; its name, for the strategy."""
-        self._http.ask("POST", f"/v1/runs/{run}/hello")
-        return self.identity.name.encode()
-
     def heed(self, question: bytes, run: str, terms: Terms) -> Message:
-        """What the aggregator asks, if it signed it and this client may answer: newer than all before, of this run and
-        under these terms, in a cohort of as many as all have agreed on. On return it is on the disk.
+        """What the aggregator asks, if it signed it, for this run and under these terms, of as many clients as all have
+        agreed on. That nothing is asked twice, or otherwise, is the shuffler's to see to: it takes one announcement for
+        each exchange, and answers to no other; a site's ledger keeps what it has answered besides.
         """
-        asked = Question.check(question, self.peers)
+        self._question = asked = Question.check(question, self.peers)
         head, batch, agreed = asked.head, asked.head.batch, self.peers.round
         if (head.run, head.terms) != (run, terms.digest):
             raise TrustError("the question is of another run, or under other terms than it came with")
-        if self.identity.name not in batch.cohort or len(batch.cohort) != agreed.clients:
-            raise TrustError(f"the question is not for {agreed.clients} clients with this one among them")
         least = max(agreed.least, terms.min_clients)
-        if batch.min_clients < least:
-            raise TrustError(f"answers would be released with {batch.min_clients} clients; agreed are {least}")
-        take(self.folder, asked)
-        self._question = asked
+        if batch.clients != agreed.clients or batch.min_clients < least:
+            asks = f"asks {batch.clients} clients and is released with {batch.min_clients}"
+            raise TrustError(f"the round {asks}; agreed are {agreed.clients} and {least}")
         return Message.decode(asked.message)
 
     def run_secret(self) -> RunSecret:
@@ -153,49 +142,26 @@ class Shuffler:
         check_receipt(receipt, self.peers.key_of("shuffler"), self.peers.federation, asked.head.run, asked.announced)
         return receipt
 
-    # -- The strategy's side
-
-    def transport(
-        self,
-        flower: FlowerTransport,
-        task: Task,
-        method: Method,
-        terms: Terms,
-        run: str,
-    ) -> FlowerShuffler:
-        """Over Flower's nodes."""
-        return FlowerShuffler(self, flower, task, method, terms, run)
-
 
 class FlowerShuffler(ShuffledTransport):
-    """Clients are Flower's node ids; `name` is what they are called in their credentials."""
+    """The strategy's side, over Flower's nodes. What clients are called in their credentials it never learns."""
 
     def __init__(
-        self,
-        shuffler: Shuffler,
-        flower: FlowerTransport,
-        task: Task,
-        method: Method,
-        terms: Terms,
-        run: str,
+        self, shuffler: Shuffler, flower: FlowerTransport, task: Task, method: Method, terms: Terms, run: str
     ) -> None:
         self.peers, self.flower, self.terms = shuffler.peers, flower, terms
         super().__init__(task, method, self.peers.federation, run)
-        self.signer = SigningKey.load(shuffler.folder / "signing-key.pem")
+        self.signer = self.peers.load_key(shuffler.folder, "aggregator")
         self.shuffler = ShufflerClient(shuffler.folder, self.peers, self.signer, run)
         self.floor = self.peers.round.least
-        self._names: dict[int, str] = {}
         self._key = BatchKey(0, 0)
         self._present: list[int] = []  # nodes that are asked in the round's next exchange
 
     def available(self, wanted: int) -> Sequence[int]:
         nodes, agreed = self.flower.available(wanted), self.peers.round.clients
         if len(nodes) != agreed:
-            raise TooFew(f"a round of this federation names {agreed} clients, and Flower sampled {len(nodes)}")
+            raise TooFew(f"a round of this federation asks {agreed} clients, and Flower sampled {len(nodes)}")
         return nodes
-
-    def name(self, client: int) -> str:
-        return self._names.get(client, str(client))
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         """A round that fails is tried again under the next number of the protocol: nothing is asked twice. Rows of one
@@ -203,21 +169,26 @@ class FlowerShuffler(ShuffledTransport):
         """
         super().begin(round, cohort)
         self.flower.begin(round, cohort)
-        with _asking():
+        try:
             newest = self.shuffler.begin(self.terms.digest)
+        except Refused as refused:
+            raise TooFew(f"the shuffler: {refused}") from None
         if newest is not None:
             with suppress(Refused):
                 self.shuffler.cancel(newest)
         self._key, self._present = BatchKey(1 if newest is None else newest.round + 1, 0), list(cohort)
 
     def mix(self, message: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
-        with _asking():
+        try:
             return self._mix(message, cohort, traffic)
+        except Refused as refused:  # costs the round, and the run goes on
+            raise TooFew(f"the shuffler: {refused}") from None
 
     def _mix(self, message: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
-        self._greet(cohort, traffic)
         key, self._key = self._key, BatchKey(self._key.round, self._key.exchange + 1)
-        schema, batch = self._batch(key, message, cohort)
+        agreed, schema = self.peers.round, self.schema(message, self.peers.round.clients)
+        least, numbers = max(agreed.least, self.terms.min_clients), getattr(schema, "numbers", 0)
+        batch = Batch(key, agreed.clients, schema.rows(agreed.rows), schema.sealed_bytes, least, numbers)
         payload = message.encode()
         digest = hashlib.sha256(payload).hexdigest()
         head = Head(self.run, batch, self.opener.public.hex(), self.terms.digest, digest)
@@ -230,7 +201,9 @@ class FlowerShuffler(ShuffledTransport):
             good = [node for node, receipt in receipts.items() if self._holds(node, receipt, announced, traffic)]
             status = self.shuffler.status(key)
             if status.state not in ("ready", "released"):
-                failed = "; ".join(f"{self.name(int(node))}: {why}" for node, why in list(traffic.failed.items())[:3])
+                failed = "; ".join(f"node {node}: {why}" for node, why in list(traffic.failed.items())[:3])
+                if len(good) > status.clients:
+                    failed = "two nodes answered as one client: give each SuperNode a folder of its own"
                 need = batch.min_clients if key.exchange == 0 else len(self._present)
                 raise TooFew(f"the shuffler has answers of {status.clients} clients and releases {need}; {failed}")
         except TooFew:
@@ -238,31 +211,9 @@ class FlowerShuffler(ShuffledTransport):
             raise
         if key.exchange == 0:  # where a receipt was lost on its way, all are asked, and who did not answer is refused
             self._present = good if len(good) == status.clients else list(cohort)
-        rows = self.shuffler.release(announced, batch)
-        masks = self.shuffler.masks(announced, batch.numbers) if batch.numbers else b""
+        rows, masks = self.shuffler.release(announced, batch)
         self.shuffler.forget(key)
         return Mixed(rows, schema, announced, sum(map(len, rows)), masks)
-
-    def _batch(self, key: BatchKey, message: Message, cohort: Sequence[int]) -> tuple[RowSchema | SumSchema, Batch]:
-        """What answers look like, and the batch that they make."""
-        schema = self.schema(message, self.peers.round.clients)
-        agreed, names = self.peers.round, tuple(self._names[node] for node in cohort)
-        numbers = schema.numbers if isinstance(schema, SumSchema) else 0
-        least = max(agreed.least, self.terms.min_clients)
-        return schema, Batch(key, names, schema.rows(agreed.rows), schema.sealed_bytes, least, numbers)
-
-    def _greet(self, cohort: Sequence[int], traffic: Traffic) -> None:
-        """Ask nodes that are new for their names; each then tells the shuffler that it takes part."""
-        asking = content({"ask": "name", "run": self.run})
-        replies = self.flower.send({node: asking for node in cohort if node not in self._names}, traffic)
-        self._names |= {node: payload_of(reply).decode("ascii", "replace") for node, reply in replies.items()}
-        names = [self._names.get(node, "") for node in cohort]
-        if lacking := [node for node, name in zip(cohort, names, strict=True) if not re.fullmatch(NAME_PATTERN, name)]:
-            why = "; ".join(f"node {node}: {traffic.failed.get(str(node), 'no name')}" for node in lacking[:3])
-            raise TooFew(f"{len(lacking)} of {len(cohort)} nodes did not come to the shuffler: {why}")
-        if len(set(names)) < len(names):
-            self._names = {}
-            raise TooFew("two nodes go by one name: give each SuperNode a folder of its own")
 
     def _holds(self, node: int, receipt: bytes, announced: Announced, traffic: Traffic) -> bool:
         """Whether it is the shuffler's word that it holds rows for this very announcement."""
@@ -282,12 +233,3 @@ class FlowerShuffler(ShuffledTransport):
 
     def restore(self, tensors: State) -> None:
         self.flower.restore(tensors)
-
-
-@contextmanager
-def _asking() -> Iterator[None]:
-    """What the shuffler refuses costs the round, and the run goes on."""
-    try:
-        yield
-    except Refused as refused:
-        raise TooFew(f"the shuffler: {refused}") from None

@@ -31,8 +31,8 @@ from ntkfl.flower import network
 from ntkfl.flower.records import content, note
 from ntkfl.flower.transport import FlowerTransport
 from ntkfl.methods import Method, Robust, Task
+from ntkfl.methods.base import fitted
 from ntkfl.methods.combinations import settle
-from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
 from ntkfl.tangent.parameters import eager, flatten, full_precision
 from ntkfl.version import __version__
@@ -56,8 +56,7 @@ class Strategy(FedAvg):
 
     With `checkpoint`, a folder, the run is kept there after every round, and the same call goes on from it: rounds that
     are done are not played again. (What clients keep between rounds, as SCAFFOLD's do, ends with Flower's run.)
-    `through` is a shuffler, for methods that need one. `seed` makes the server's own draws repeat; by default they are
-    the operating system's.
+    `through` is a shuffler, for methods that need one.
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class Strategy(FedAvg):
         *,
         privacy: Privacy | None = None,
         robust: Robust | Literal["on"] | None = "on",
-        seed: int | None = None,
         checkpoint: Path | str | None = None,
         through: Any = None,
         **fedavg: Any,
@@ -84,7 +82,7 @@ class Strategy(FedAvg):
             raise ConfigError(f"{method.name} with these settings needs a shuffler: give Strategy(…, through=…)")
         with eager(model) as own:
             self.model = copy.deepcopy(own)
-        self.method, self.seed, self.through = method, seed, through
+        self.method, self.through = method, through
         self.folder = None if checkpoint is None else RunFolder(checkpoint)
 
     def start(
@@ -194,15 +192,14 @@ class Strategy(FedAvg):
 
     def _make(self, inputs: tuple[int, ...], tokens: bool, real: bool) -> Server:
         """The server for samples of this shape, as far as its checkpoint has come."""
-        method, seed, like = self.method, self.seed, flatten(self.model)
+        like = flatten(self.model)
         shape = (1, *self.privacy.model_input_shape(inputs))
         x = torch.zeros(shape, dtype=torch.int64 if tokens else like.dtype, device=like.device)
         outputs = network.outputs_of(self.model, x)
+        method = fitted(self.method, self.model, outputs)
         trained, features = split_frozen(self.model, self.privacy, None, like.device)
         smoothing, bounds = method.label_smoothing, {"privacy": self.privacy, "robust": self.robust}
         task = Task(trained, outputs, method.loss, label_smoothing=smoothing, **bounds)  # type: ignore[arg-type]
-        if seed is not None:
-            task.randomness = lambda round: Randomness.simulated(seed, "server", round)
         y = torch.zeros(1, outputs, dtype=like.dtype) if real else torch.zeros(1, dtype=torch.int64)
         task.example = x if features is None else features(x), y.to(x.device)
         terms = Terms.of(
@@ -223,7 +220,9 @@ class Strategy(FedAvg):
         self._transport = FlowerTransport(self._grid, self._timeout, notes, frozen)
         transport: Transport = self._transport
         if self.through is not None:
-            transport = self.through.transport(self._transport, task, method, terms, run)
+            from ntkfl.flower.shuffled import FlowerShuffler  # its parts are an extra
+
+            transport = FlowerShuffler(self.through, self._transport, task, method, terms, run)
         server = Server(
             self.model,
             task,

@@ -16,12 +16,12 @@ from ntkfl.methods.rows.ntk_fl import NTKFL
 from ntkfl.methods.sums.dp_fedavg import DPFedAvg
 from ntkfl.methods.sums.private_ridge import PrivateRidge
 from ntkfl.methods.sums.private_sums import PrivateSums
-from ntkfl.methods.sums.sum_ntk_fl import SumNTKFL, SumNTKHead
+from ntkfl.methods.sums.sum_ntk_fl import SumNTKFL
 from ntkfl.methods.sums.sum_ridge import SumRidge
 from ntkfl.methods.task import ClientRound, State, Task
 from ntkfl.privacy.settings import Privacy
 
-_SUMS = (SumNTKFL, SumNTKHead, PrivateSums, SumRidge, PrivateRidge)
+_SUMS = (SumNTKFL, PrivateSums, SumRidge, PrivateRidge)
 _AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD, DPFedAvg)
 _ALL = (NTKFL, CPNTKFL, *_SUMS, *_AVERAGES, DataShare, Centralized)
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
@@ -49,7 +49,6 @@ __all__ = [
     "Scaffold",
     "State",
     "SumNTKFL",
-    "SumNTKHead",
     "SumRidge",
     "Task",
 ]

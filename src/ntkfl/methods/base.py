@@ -19,10 +19,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import ConfigDict, Field, PlainSerializer
-from torch import Tensor
+from torch import Tensor, nn
 
 from ntkfl.methods.replies import Reply, Update
 from ntkfl.methods.task import ClientRound, State, Task
@@ -83,6 +83,9 @@ class Method(Options):
     def model_post_init(self, context: object) -> None:
         check_loss(self.loss)
 
+    def _fitted(self, model: nn.Module, outputs: int) -> Self:
+        return self
+
     def start(self, task: Task, weights: Tensor) -> State:
         """The server's state before the first round; lines about what the network decides go to `task.notes`."""
         return {"weights": weights.clone()}
@@ -94,6 +97,11 @@ class Method(Options):
     @abstractmethod
     def answer(self, task: Task, question: Message, client: ClientRound) -> Reply:
         """A client's reply to the question, of the type that `replies` names for it."""
+
+
+def fitted(method: Method, model: nn.Module, outputs: int) -> Method:
+    """The method with the options that follow from the network, where nobody gave them: what a run goes on with."""
+    return method._fitted(model, outputs)
 
 
 def suited_model(method: Method | type[Method]) -> Mapping[str, float]:

@@ -13,7 +13,7 @@ from ntkfl.methods.robust import Robust
 from ntkfl.methods.sums.noisy_sums import NoisySums
 from ntkfl.privacy.settings import Privacy
 
-_NOISE = ("epsilon", "unit", "delta", "budget_rounds", "noise_clients", "noise_by", "sampling_rate")
+_NOISE = ("epsilon", "delta", "budget_rounds", "noise_clients", "sampling_rate")
 _OF_ROWS = ("sparsity", "values")
 # Which kind of reply each bound is for, and whether it compares what single clients sent.
 _BOUNDS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import torch
@@ -68,8 +68,6 @@ class Task:
         # Whether samples go through the network one at a time, so that none changes how another one is rounded: where
         # noise is real, and the weights may be chosen by somebody who looks for that.
         self.one_by_one = False
-        # What the server itself draws in a round, such as noise: from its operating system, unless simulated.
-        self.randomness: Callable[[int], Randomness] = lambda round: Randomness.fresh()
         self.like = flatten(self.model)  # device and type of weights [d]
         self._plans: dict[Hashable, JacobianPlan] = {}
 

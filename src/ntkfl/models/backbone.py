@@ -12,47 +12,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ntkfl.errors import ConfigError, ModelError
 from ntkfl.models.lora import is_adapter
 from ntkfl.models.perceptron import mlp
 
-POOLS = ("mean", "first", "flatten")
-_GRID = 2
+POOLS = ("mean", "first")
 
 
 class Backbone(nn.Module):
-    """x → features [N, features]: a network's output, pooled over positions.
+    """x → features [N, features]: a network's output, pooled over positions."""
 
-    `also` names submodules whose inputs are pooled to 2 × 2 positions and put behind the output: what the
-    last block gets often says more than what it gives.
-    """
-
-    def __init__(self, network: nn.Module, pool: str = "mean", also: Sequence[str] = ()) -> None:
+    def __init__(self, network: nn.Module, pool: str = "mean") -> None:
         super().__init__()
         if pool not in POOLS:
             raise ConfigError(f"unknown pool {pool!r}: valid are {', '.join(POOLS)}")
-        self.network, self.pool, self.also = network, pool, tuple(also)
-        for name in self.also:
-            _submodule(network, name)
+        self.network, self.pool = network, pool
 
     def forward(self, x: Tensor) -> Tensor:
-        seen: list[Tensor] = []
-        hooks = [
-            _submodule(self.network, name).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-            for name in self.also
-        ]
-        try:
-            out = _pooled(_tensor(self.network(x)), self.pool)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return torch.cat([out, *(self._gridded(value) for value in seen)], dim=1)
-
-    def _gridded(self, value: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(value, _GRID).flatten(1) if value.ndim == 4 else _pooled(value, self.pool)
+        return _pooled(_tensor(self.network(x)), self.pool)
 
 
 class Adapted(nn.Module):
@@ -91,21 +70,19 @@ def head(
     trainable: Sequence[str] = ("head",),
     drop: str | None = None,
     pool: str = "mean",
-    also: Sequence[str] = (),
 ) -> Adapted:
     """A network that trains a new head on `backbone`, which is frozen in place.
 
     The head is linear and begins at zero, or with `hidden` widths a perceptron. Its inputs are counted by a pass over
     zeros of the shape `inputs`, or given as `features`. `drop` replaces the named submodule, such as a classifier
     "fc", by the identity. Outputs with positions ([N, C, H, W] or [N, T, features], also as `last_hidden_state`) are
-    pooled: their mean, the first (a class token), or all of them flattened. `trainable`, `also`: see `freeze`
-    and `Backbone`.
+    pooled: their mean, or the first (a class token). `trainable`: see `freeze`.
     """
     if drop is not None:
         _submodule(backbone, drop)
         parent, _, name = drop.rpartition(".")
         setattr(backbone.get_submodule(parent), name, nn.Identity())
-    front = Backbone(backbone, pool, also).eval()
+    front = Backbone(backbone, pool).eval()
     count = features if features is not None else _count(front, inputs)
     like = next(iter(backbone.parameters()), torch.empty(0))
     new = mlp(count, *hidden, outputs) if hidden else _linear(count, outputs)
@@ -182,11 +159,11 @@ def _tensor(out: Any) -> Tensor:
 
 
 def _pooled(out: Tensor, pool: str) -> Tensor:
-    """[N, F] as it is, [N, C, H, W] → [N, C], [N, T, F] → [N, F]; all to [N, …] where they are flattened."""
+    """[N, F] as it is, [N, C, H, W] → [N, C], [N, T, F] → [N, F]."""
     if out.ndim < 2:
         raise ModelError(f"the backbone gives {list(out.shape)}: a row per sample is needed")
-    if out.ndim == 2 or pool == "flatten":
-        return out.flatten(1)
+    if out.ndim == 2:
+        return out
     if out.ndim == 3:
         return out[:, 0] if pool == "first" else out.mean(1)
     if pool == "first":

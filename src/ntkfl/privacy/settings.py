@@ -37,24 +37,16 @@ class Privacy(Options):
     epsilon: float | None = Field(
         None, gt=0, description="ε over all rounds, of methods that add noise; none: no noise"
     )
-    unit: Literal["record", "client"] = Field(
-        "record", description="what ε protects: a record, or a client with all its data"
-    )
     delta: float = Field(1e-5, gt=0, lt=1, description="δ")
     budget_rounds: int = Field(20, ge=1, le=_MOST, description="rounds that ε is for; later ones are refused")
     noise_clients: int = Field(
         1, ge=1, le=_MOST, description="clients per round whose noise ε counts on; fewer: the round fails"
-    )
-    noise_by: Literal["clients", "server"] = Field(
-        "clients", description="clients, each its share, or server: once, by a trusted one"
     )
     sampling_rate: float = Field(1.0, gt=0, le=1, description="chance that a round draws a given client; 1: no credit")
 
     def model_post_init(self, _: object) -> None:
         if self.secure_sum and self.shuffle:
             raise ConfigError("a secure sum shows no rows that could be shuffled: leave out shuffle or secure_sum")
-        if self.noise_by == "server" and self.noise_clients > 1:
-            raise ConfigError("the server adds all of the noise: leave noise_clients out")
 
     def make_projection(self, secret: RunSecret, input_shape: Sequence[int]) -> Projection | None:
         """The run's projection; None without one."""

@@ -33,10 +33,7 @@ from ntkfl.privacy.accounting import SIMULATED, Guarantee, library
 
 ORDERS = tuple((1 + np.logspace(-2, 4, 600)).tolist())  # α, Rényi orders
 Release = tuple[float, int]  # ρ of what a round releases, and in how many rounds
-_DEPLOYED = {
-    "clients": "each client draws its noise from its operating system's randomness and shows it to nobody",
-    "server": "the server draws the noise from its operating system's randomness and shows it to nobody",
-}
+_DEPLOYED = "each client draws its noise from its operating system's randomness and shows it to nobody"
 _ADDED = {
     "record": "a record is added or removed: a replaced one is two such changes",
     "client": "a client's data are added or removed: other data are two such changes; that it took part is no secret",
@@ -97,7 +94,6 @@ def guarantee(
     secure: bool,
     simulated: bool,
     unit: str = "record",
-    noise_by: str = "clients",
     rate: float = 1.0,
 ) -> Guarantee:
     """(ε, δ) of a record or a client (`unit`), of `releases`, where the noise of `clients` honest clients counts."""
@@ -105,13 +101,8 @@ def guarantee(
     epsilon, _ = library("rdp").compute_epsilon(orders, divergences(releases, rate), delta)
     trust = "aggregator and shuffler do not collude" if secure else "the server sees each client's reply: it is trusted"
     honest = f"at least {clients} clients of each round are honest; others may tell their noise"
-    if noise_by == "server":
-        trust, honest = (
-            "the server is trusted: it sees sums without noise",
-            "the server adds the noise that it is to add",
-        )
     sampled = "no credit for sampling: the client may be in every round, and cohorts are no secret"
     if rate < 1:
         sampled = f"the server draws cohorts at random, whatever came before: a client with chance {rate:.3g} at most"
-    assumptions = (SIMULATED if simulated else _DEPLOYED[noise_by], _ADDED[unit], trust, honest, sampled)
+    assumptions = (SIMULATED if simulated else _DEPLOYED, _ADDED[unit], trust, honest, sampled)
     return Guarantee(float(epsilon), delta, unit, against, assumptions, simulated)

@@ -11,7 +11,6 @@ What is asked for is looked up by id and name in what was found; no path is ever
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -25,26 +24,23 @@ from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.report.page import details, render, title
 from ntkfl.report.runs import FoundRun, find
 from ntkfl.report.view import files, view
+from ntkfl.safe_parse import read_unlinked
 from ntkfl.version import __version__
 
-_KINDS = {".toml": "text/plain", ".jsonl": "text/plain", ".json": "application/json", ".png": "image/png"}
+_KINDS = {".toml": "text/plain", ".jsonl": "text/plain"}
 _BREATH = 15  # seconds between signs of life on a quiet stream
 
 
 def _mark(run: FoundRun) -> tuple[object, ...]:
-    """What changes whenever the run's view does: sizes and times of its files, and who holds it."""
+    """What changes whenever the run's view does: sizes and times of its files, and whether a process holds it."""
     marks: list[object] = [run.name, run.rounds, run.stop_at, run.folder.in_use]
     for name in ("config.toml", "history.jsonl", "timings.jsonl", "failed.txt", "model.safetensors", "audit"):
         try:
-            state = (run.folder.path / name).stat()
+            state = (run.folder.path / name).lstat()
             marks.append((state.st_mtime_ns, state.st_size))
         except OSError:
             marks.append(None)
     return tuple(marks)
-
-
-def _links(run: FoundRun) -> dict[str, str]:
-    return {name: f"files/{run.id}/{quote(name)}" for name in files(run)}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -60,29 +56,26 @@ class Handler(BaseHTTPRequestHandler):
             return self._answer(HTTPStatus.BAD_REQUEST, b"this is no address\n")
         if not welcome:
             return self._answer(HTTPStatus.FORBIDDEN, b"this server answers to its own address only\n")
-        try:
-            found, targets = find(self.server.paths)
-        except (NTKFLError, OSError):  # a folder that is being moved or written
-            found, targets = [], ()
-        runs = {run.id: run for run in found}
+        runs, targets = self.server.look() or ({}, ())
         match parts:
             case [""]:
-                return self._answer(HTTPStatus.OK, self.server.page(targets).encode(), "text/html")
+                document = {"title": title(self.server.paths), "live": True, "targets": targets}
+                page = render(document | {"version": __version__, "runs": [], "details": {}})
+                return self._answer(HTTPStatus.OK, page.encode(), "text/html")
             case ["events"]:
                 return self._events()
             case ["details", id] if id in runs:
                 return self._answer(HTTPStatus.OK, json.dumps(details(runs[id])).encode(), "application/json")
-            case ["files", id, *name] if id in runs:
-                path = files(runs[id]).get("/".join(name))
-                if path is not None:
+            case ["files", id, *name] if id in runs and (path := files(runs[id]).get("/".join(name))):
+                with suppress(OSError):  # gone, or a link by now
                     kind = _KINDS.get(path.suffix, "application/octet-stream")
-                    return self._answer(HTTPStatus.OK, path.read_bytes(), kind)
+                    return self._answer(HTTPStatus.OK, read_unlinked(path), kind)
         self._answer(HTTPStatus.NOT_FOUND, b"there is nothing here\n")
 
     def _welcome(self) -> bool:
         """A page elsewhere that makes its name resolve to this machine cannot read runs through a browser here."""
         host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-        return self.server.open_to_all or host in ("localhost", "127.0.0.1", "::1", self.server.host)
+        return host in ("localhost", "127.0.0.1")
 
     def _head(self, status: HTTPStatus, kind: str, length: int | None) -> None:
         self.send_response(status)
@@ -106,13 +99,17 @@ class Handler(BaseHTTPRequestHandler):
         pause, said = 0.0, time.monotonic()
         while not self.server.closing.wait(pause):
             pause = self.server.every
-            try:
-                runs = {run.id: run for run in find(self.server.paths)[0]}
-            except (NTKFLError, OSError):
-                continue  # a folder that is being moved or written: the next look sees it whole
+            looked = self.server.look()
+            if looked is None:
+                continue  # the next look sees it whole
+            runs = looked[0]
             before, marks = marks, {id: _mark(run) for id, run in runs.items()}
             if marks != before:
-                fresh = [view(run) | {"links": _links(run)} for id, run in runs.items() if before.get(id) != marks[id]]
+                changed = [run for id, run in runs.items() if before.get(id) != marks[id]]
+                fresh = [
+                    view(run) | {"links": {name: f"files/{run.id}/{quote(name)}" for name in files(run)}}
+                    for run in changed
+                ]
                 text = f"event: runs\ndata: {json.dumps({'runs': fresh, 'order': list(runs)})}\n\n"
             elif time.monotonic() - said > _BREATH:
                 text = ": still here\n\n"
@@ -131,30 +128,29 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves the page until it is shut down."""
+    """Serves the page on 127.0.0.1 until it is shut down."""
 
     daemon_threads = True
 
-    def __init__(self, paths: Sequence[Path], host: str, port: int, every: float = 1.0) -> None:
-        self.paths, self.host, self.every = list(paths), host, every
-        self.open_to_all = host in ("0.0.0.0", "::", "")
+    def __init__(self, paths: Sequence[Path], port: int, every: float = 1.0) -> None:
+        self.paths, self.every = list(paths), every
         self.closing = threading.Event()
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            super().__init__((host, port), Handler)
+            super().__init__(("127.0.0.1", port), Handler)
         except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port"
-            ) from None
+            raise ConfigError(f"cannot listen on port {port}: {error.strerror}; choose another --port") from None
 
     @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.server_address[1]}/"
+        return f"http://127.0.0.1:{self.server_address[1]}/"
 
-    def page(self, targets: Sequence[float]) -> str:
-        document = {"title": title(self.paths), "version": __version__, "live": True, "targets": targets}
-        return render(document | {"runs": [], "details": {}})
+    def look(self) -> tuple[dict[str, FoundRun], Sequence[float]] | None:
+        """Runs by id, and the accuracies aimed at; None while a folder is being moved or written."""
+        try:
+            found, targets = find(self.paths)
+        except (NTKFLError, OSError):
+            return None
+        return {run.id: run for run in found}, targets
 
     def run(self) -> None:
         """Serve until `stop` or Ctrl-C."""

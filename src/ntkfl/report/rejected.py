@@ -35,37 +35,33 @@ def rejections(records: Sequence[Record]) -> tuple[list[dict[str, Any]], dict[st
     series: dict[str, list[float | None]] = {}
     for kind, field, unit in KINDS:
         counts = [_counts(record.get(field)) for record in records]
-        totals = sum(counts, Counter[str]())
-        kept = [why for why, _ in totals.most_common(_REASONS)]
-        folded = [Counter[str]() for _ in counts]
-        for own, whole in zip(folded, counts, strict=True):
-            for why, count in whole.items():
-                own[why if why in kept else _REST] += count
-        for why in dict.fromkeys([*kept, *([_REST] if len(totals) > _REASONS else [])]):
-            values: list[float | None] = [own[why] for own in folded]
-            at = [i for i, count in enumerate(values) if count]
+        named = [why for why, _ in sum(counts, Counter[str]()).most_common(_REASONS) if why != _REST]
+        by_reason = {why: [count[why] for count in counts] for why in named}
+        rest = [count.total() - sum(count[why] for why in named) for count in counts]
+        for why, values in (by_reason | {_REST: rest}).items():
+            at = [i for i, value in enumerate(values) if value]
+            if not at:
+                continue
             name = f"rejected/{kind}/{why}"
-            first, total = records[at[0]].get("round", at[0] + 1), sum(own[why] for own in folded)
+            first = records[at[0]].get("round", at[0] + 1)
             line = {"series": name, "kind": kind, "why": why, "of": unit}
-            lines.append(line | {"total": total, "rounds": len(at), "first": first})
-            series[name] = values
+            lines.append(line | {"total": sum(values), "rounds": len(at), "first": first})
+            series[name] = list(values)
     return lines, series
 
 
 def _counts(value: object) -> Counter[str]:
     """How often, by reason: of a number or a list of clients there is none, a text is one, names have a reason each."""
-    if isinstance(value, bool) or value is None:
-        return Counter()
-    if isinstance(value, int):
-        return Counter({"": value}) if value > 0 else Counter()
+    if isinstance(value, Mapping):
+        found: Counter[str] = Counter()
+        for name, what in value.items():
+            reason = what if isinstance(what, str) else str(name)
+            found[reason[:_LONGEST]] += 1 if isinstance(what, str) else _whole(what)
+        return +found
     if isinstance(value, str):
-        return Counter({value[:_LONGEST]: 1}) if value else Counter()
-    if isinstance(value, list):
-        return Counter({"": len(value)}) if value else Counter()
-    found: Counter[str] = Counter()
-    for name, what in value.items() if isinstance(value, Mapping) else ():
-        if isinstance(what, int) and not isinstance(what, bool) and what > 0:
-            found[str(name)[:_LONGEST]] += what
-        elif isinstance(what, str):
-            found[what[:_LONGEST]] += 1
-    return found
+        return +Counter({value[:_LONGEST]: bool(value)})
+    return +Counter({"": len(value) if isinstance(value, list) else _whole(value)})
+
+
+def _whole(value: object) -> int:
+    return value if type(value) is int else 0

@@ -117,9 +117,8 @@ def _forgot(config: Mapping[str, Any], records: Sequence[Record]) -> str:
 
 def condition(run: FoundRun, config: Mapping[str, Any], records: Sequence[Record]) -> Condition:
     """Whether the run goes on, has ended, or was left unfinished: known by the lock its process holds."""
-    note = run.folder.path / "failed.txt"
-    if note.exists():
-        return Condition("failed", f"failed: {note.read_text(errors='replace').strip()}")
+    if why := run.folder.diverged:
+        return Condition("failed", f"failed: {why}")
     if not config:
         error = error_of(run.folder.path)
         return Condition("failed", f"failed: {error}") if error else Condition("waiting", "not begun")

@@ -14,7 +14,7 @@ from ntkfl.federation.insight import KEPT
 from ntkfl.federation.run_folder import Record
 from ntkfl.report.rejected import rejections
 from ntkfl.report.runs import Condition, FoundRun, condition, history
-from ntkfl.safe_parse import parse_json
+from ntkfl.safe_parse import parse_json, read_unlinked
 
 # What is drawn, one number a round. Those a method does not have are left out.
 SERIES = (
@@ -157,7 +157,7 @@ def files(run: FoundRun) -> dict[str, Path]:
 def insight(run: FoundRun) -> dict[str, Any]:
     """`clients` (counts by class) and `spectra`, as the run kept them when it ended; else why they are missing."""
     try:
-        kept = parse_json((run.folder.path / KEPT).read_text())
+        kept = parse_json(read_unlinked(run.folder.path / KEPT).decode())
     except (OSError, ValueError):
         kept = None
     if isinstance(kept, dict):
@@ -167,9 +167,12 @@ def insight(run: FoundRun) -> dict[str, Any]:
 
 
 def audit(run: FoundRun) -> Any:
-    """An audit's findings, where the run's folder has them."""
+    """An audit's findings, where the run's folder has them. A link in place of its folder is not followed either."""
+    folder = run.folder.path / AUDIT
+    if folder.is_symlink():
+        return {"findings.json": "cannot be read: its folder is a symbolic link, which is not followed"}
     try:
-        return parse_json((run.folder.path / AUDIT / "findings.json").read_text())
+        return parse_json(read_unlinked(folder / "findings.json").decode())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -28,7 +28,7 @@ from ntkfl.services.shuffler.batch import Batch
 
 _LENGTH = struct.Struct("<I")
 _SIGNATURE_BYTES = 64
-MOST_HEAD = 16 << 20  # bytes: a hundred thousand names
+MOST_HEAD = 4096  # bytes
 Digest = Annotated[str, StringConstraints(pattern=HEX_KEY)]  # and public keys: 32 bytes as hexadecimal digits
 RunName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
@@ -91,4 +91,4 @@ class Question:
 
 
 def _context(federation: str) -> bytes:
-    return bind("ntkfl announcement v3", federation)
+    return bind("ntkfl announcement v4", federation)

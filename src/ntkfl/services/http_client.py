@@ -25,7 +25,7 @@ except ImportError as error:
 RETRY_STATUSES = (502, 503, 504)
 SMALL = 64 << 10  # bytes of an answer of a few fields
 _MAX_RETRY_AFTER_S = 60.0  # whatever a service asks for
-_SAY_S = 10.0  # between two lines about a service that is still not there
+_LONGEST_PAUSE_S = 2.0
 _logger = logging.getLogger("ntkfl.services")
 
 
@@ -47,17 +47,17 @@ class HttpClient:
         self._signs = credential, key
         return self
 
-    def ask(self, method: str, path: str, body: bytes = b"", json: object = None, most: int = SMALL) -> httpx.Response:
+    def ask(self, method: str, path: str, body: bytes = b"", most: int = SMALL) -> httpx.Response:
         """The answer to one request, retried for `patience` seconds. `Refused` as the service refuses, or if it cannot
         be reached; `MessageError` if the answer has more than `most` bytes.
         """
-        began, said, pause = time.monotonic(), time.monotonic(), 0.1
+        until, pause = time.monotonic() + self.patience, 0.1
         while True:
-            request = self._http.build_request(method, path, content=body or None, json=json)
+            request = self._http.build_request(method, path, content=body or None)
             request.headers["accept-encoding"] = "identity"
             if self._signs is not None:
                 request.headers.update(sign_request(*self._signs, method, request.url.raw_path.decode(), body))
-            later, late = 0.0, time.monotonic() > began + self.patience
+            late, later = time.monotonic() > until, 0.0
             try:
                 response = self._send(request, most)
                 if response.status_code not in RETRY_STATUSES or late:
@@ -69,12 +69,10 @@ class HttpClient:
                 problem = f"cannot be reached ({error or type(error).__name__})"
                 if late:
                     raise Refused("unreachable", f"{self.url} {problem}") from None
-            if time.monotonic() > said + _SAY_S:
-                said = time.monotonic()
-                left = max(0.0, began + self.patience - said)
-                _logger.warning("%s %s; tries again, %.0f s more at most", self.url, problem, left)
+            if pause == _LONGEST_PAUSE_S:  # it is more than a restart
+                _logger.warning("%s %s; tries again, %.0f s more at most", self.url, problem, until - time.monotonic())
             time.sleep(max(pause, later) * random.uniform(1, 1.5))  # clients refused together retry apart
-            pause = min(2.0, 2 * pause)
+            pause = min(_LONGEST_PAUSE_S, 2 * pause)
 
     def _send(self, request: httpx.Request, most: int) -> httpx.Response:
         response = self._http.send(request, stream=True)

@@ -1,6 +1,6 @@
 """`federation.toml`: what every role knows of the others, and what all have agreed on, handed over out of band.
 
-What stands here no message can change: how many clients a round names, how many must have sent before anything is
+What stands here no message can change: how many clients a round asks, how many must have sent before anything is
 released, and how many rows each of them sends.
 """
 
@@ -14,27 +14,26 @@ from pydantic import Field, model_validator
 
 from ntkfl.atomic import write_atomically
 from ntkfl.crypto.credentials import NAME_PATTERN
+from ntkfl.crypto.hpke import SigningKey
 from ntkfl.errors import ConfigError
 from ntkfl.options import Options
 from ntkfl.safe_parse import read_toml
 
-FILE = "federation.toml"
-PROTOCOL = 3  # between the roles
+FILE, SIGNING_KEY = "federation.toml", "signing-key.pem"
+PROTOCOL = 4  # between the roles
 HEX_KEY = "^[0-9a-f]{64}$"
 
 
-class KeyServerPeer(Options):
-    url: str = Field(pattern="^https://")
-    signing_key: str = Field(pattern=HEX_KEY, description="of credentials and of the list of revoked clients")
-
-
-class ShufflerPeer(Options):
-    url: str = Field(pattern="^https://")
-    signing_key: str = Field(pattern=HEX_KEY, description="of receipts")
-
-
 class AggregatorPeer(Options):
-    signing_key: str = Field(pattern=HEX_KEY, description="of announcements, and of requests to the shuffler")
+    """Its key signs announcements, and requests to the shuffler."""
+
+    signing_key: str = Field(pattern=HEX_KEY)
+
+
+class ServicePeer(AggregatorPeer):
+    """The key server, whose key signs credentials and each ρ; or the shuffler, whose key signs receipts."""
+
+    url: str = Field(pattern="^https://")
 
 
 class RoundTerms(Options):
@@ -42,7 +41,7 @@ class RoundTerms(Options):
     lets a cheating aggregator keep a question from one client, and take the difference of two sums.
     """
 
-    clients: int = Field(ge=2, description="clients that every round names, exactly")
+    clients: int = Field(ge=2, description="clients that every round asks, exactly")
     least: int = Field(ge=2, description="clients that must have sent before anything is released")
     rows: int = Field(200, ge=1, description="rows of samples that each client sends, padding included")
 
@@ -59,8 +58,8 @@ class Peers(Options):
     protocol: int = PROTOCOL
     federation: str = Field(pattern=NAME_PATTERN)
     round: RoundTerms
-    key_server: KeyServerPeer
-    shuffler: ShufflerPeer
+    key_server: ServicePeer
+    shuffler: ServicePeer
     aggregator: AggregatorPeer
 
     @classmethod
@@ -74,6 +73,13 @@ class Peers(Options):
 
     def write(self, folder: Path) -> None:
         write_atomically(folder / FILE, tomli_w.dumps(self.model_dump(mode="json")).encode())
+
+    def load_key(self, folder: Path, role: str) -> SigningKey:
+        """The role's private signing key, from its folder; `ConfigError` if it is another than all know."""
+        key = SigningKey.load(folder / SIGNING_KEY)
+        if key.public != self.key_of(role):
+            raise ConfigError(f"{folder / SIGNING_KEY} is not the key that {FILE} names")
+        return key
 
     def key_of(self, role: str) -> bytes:
         """The public signing key of "key_server", "shuffler" or "aggregator"."""

@@ -1,9 +1,9 @@
-"""The folders of a federation: keys, certificates and tokens, each role with just what it may hold.
+"""The folders of a federation: keys and certificates, each role with just what it may hold.
 
-DIR/key-server     federation.toml ca.pem tls.pem tls-key.pem signing-key.pem state.sqlite
-DIR/shuffler       federation.toml ca.pem tls.pem tls-key.pem signing-key.pem
+DIR/key-server     federation.toml ca.pem signing-key.pem tls.pem tls-key.pem master issued/ revoked/
+DIR/shuffler       federation.toml ca.pem signing-key.pem tls.pem tls-key.pem
 DIR/aggregator     federation.toml ca.pem signing-key.pem
-DIR/clients/NAME   federation.toml ca.pem token
+DIR/clients/NAME   federation.toml ca.pem signing-key.pem sealing-key.pem credential
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ntkfl.atomic import write_private
-from ntkfl.crypto.certificates import CA, TLS_CERT, TLS_KEY, Authority
-from ntkfl.crypto.hpke import SigningKey
+from ntkfl.crypto.certificates import CA, TLS_CERT, TLS_KEY, self_signed
+from ntkfl.crypto.hpke import SealingKey, SigningKey
 from ntkfl.errors import ConfigError
-from ntkfl.services.key_server.store import SIGNING_KEY, STATE, KeyServer
-from ntkfl.services.peers import AggregatorPeer, KeyServerPeer, Peers, RoundTerms, ShufflerPeer
+from ntkfl.services.identity import Identity
+from ntkfl.services.key_server import KeyServer
+from ntkfl.services.peers import SIGNING_KEY, AggregatorPeer, Peers, RoundTerms, ServicePeer
 
 KEY_SERVER_PORT, SHUFFLER_PORT = 8441, 8442
 
@@ -33,40 +34,44 @@ def init(
 ) -> Peers:
     """Make the folders of all roles in `folder`, which must be new or empty. Services are given as HOST:PORT."""
     if terms.clients > len(clients):
-        raise ConfigError(f"a round cannot name {terms.clients} of {len(clients)} clients")
-    authority = Authority(f"{federation} services")
+        raise ConfigError(f"a round cannot ask {terms.clients} of {len(clients)} clients")
     keys = {role: SigningKey.generate() for role in ("key-server", "shuffler", "aggregator")}
     public = {role: key.public.hex() for role, key in keys.items()}
     peers = Peers(
         federation=federation,
         round=terms,
-        key_server=KeyServerPeer(url=f"https://{key_server}", signing_key=public["key-server"]),
-        shuffler=ShufflerPeer(url=f"https://{shuffler}", signing_key=public["shuffler"]),
+        key_server=ServicePeer(url=f"https://{key_server}", signing_key=public["key-server"]),
+        shuffler=ServicePeer(url=f"https://{shuffler}", signing_key=public["shuffler"]),
         aggregator=AggregatorPeer(signing_key=public["aggregator"]),
     )
-    made = {
-        role: authority.server(role, host_of(at)) for role, at in (("key-server", key_server), ("shuffler", shuffler))
-    }
+    addresses = {"key-server": key_server, "shuffler": shuffler}
+    made = {role: self_signed(f"{federation} {role}", host_of(address)) for role, address in addresses.items()}
+    trusted = b"".join(certificate for certificate, _ in made.values())
     _new_folder(folder, may_be_empty=True)
     for role, key in keys.items():
-        _role_folder(folder / role, peers, authority.pem)
+        _role_folder(folder / role, peers, trusted)
         key.save(folder / role / SIGNING_KEY)
     for role, (certificate, private) in made.items():
         (folder / role / TLS_CERT).write_bytes(certificate)
         write_private(folder / role / TLS_KEY, private)
-    KeyServer.create(folder / "key-server" / STATE)
+    KeyServer.create(folder / "key-server")
     _new_folder(folder / "clients")
-    for name, token in zip(clients, KeyServer(folder / "key-server").make_tokens(clients), strict=True):
-        _client_folder(folder / "clients" / name, peers, authority.pem, token)
+    for name in clients:
+        add_client(folder / "clients" / name, folder / "key-server", name)
     return peers
 
 
 def add_client(folder: Path, key_server: Path, name: str) -> None:
-    """A new folder for one more client: whom it trusts, copied from the key server's folder, and its token."""
-    if folder.exists():  # before a token is made that no client would get
+    """A new folder for one more client: its keys and credential, and whom it trusts, from the key server's folder.
+
+    The key server's operator makes it, who could sign for any client anyway, and sees every ρ.
+    """
+    server, sealing, signing = KeyServer(key_server), SealingKey.generate(), SigningKey.generate()
+    if folder.exists():  # before a credential is issued that no client would get
         raise ConfigError(f"{folder} is there already; give a new folder")
-    server = KeyServer(key_server)
-    _client_folder(folder, server.peers, (key_server / CA).read_bytes(), *server.make_tokens([name]))
+    issued = server.issue(name, sealing.public, signing.public)
+    _role_folder(folder, server.peers, (key_server / CA).read_bytes())
+    Identity.write(folder, sealing, signing, issued)
 
 
 def host_of(address: str) -> str:
@@ -78,11 +83,6 @@ def host_of(address: str) -> str:
         return str(ipaddress.IPv6Address(host[1:-1])) if host.startswith("[") else host
     except ValueError:
         raise ConfigError(f"a service's address is HOST:PORT, got {address!r}") from None
-
-
-def _client_folder(folder: Path, peers: Peers, ca: bytes, token: str) -> None:
-    _role_folder(folder, peers, ca)
-    write_private(folder / "token", token.encode() + b"\n")
 
 
 def _role_folder(folder: Path, peers: Peers, ca: bytes) -> None:

@@ -18,13 +18,13 @@ from ntkfl.services.peers import Peers
 
 AGGREGATOR = "aggregator"  # in the place of a credential
 CREDENTIAL_HEADER, DIGEST_HEADER, SIGNATURE_HEADER = "ntkfl-credential", "ntkfl-digest", "ntkfl-signature"
-_REQUEST = "ntkfl request v1"
+_REQUEST = "ntkfl request v2"
 
 
 def sign_request(issued: str, key: SigningKey, method: str, path: str, body: bytes) -> dict[str, str]:
-    """The headers: the credential, the body's SHA-256, and a signature over method, path (with query) and digest."""
+    """The headers: the credential, the body's SHA-256, and a signature over both, method and path (with query)."""
     digest = hashlib.sha256(body).digest()
-    signature = key.sign(_payload(method, path, digest), bind(_REQUEST))
+    signature = key.sign(bind(issued, method.upper(), path, digest), bind(_REQUEST))
     return {
         CREDENTIAL_HEADER: issued,
         DIGEST_HEADER: digest.hex(),
@@ -47,11 +47,8 @@ def check_headers(headers: Mapping[str, str], peers: Peers, method: str, path: s
             credential = Credential.check(issued, peers.key_of("key_server"), peers.federation)
             key = bytes.fromhex(credential.signing_key)
         expected = parse_key(digest, DIGEST_HEADER)
-        verify(key, base64.b64decode(signature, validate=True), _payload(method, path, expected), bind(_REQUEST))
+        signed = bind(issued, method.upper(), path, expected)
+        verify(key, base64.b64decode(signature, validate=True), signed, bind(_REQUEST))
     except (NTKFLError, ValueError) as error:
         raise Refused("unauthenticated", f"the request cannot be believed: {error}") from None
     return credential, expected
-
-
-def _payload(method: str, path: str, digest: bytes) -> bytes:
-    return bind(method.upper(), path, digest)

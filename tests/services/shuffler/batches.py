@@ -18,9 +18,8 @@ DIGEST = bytes(range(32))  # of an announcement
 NAMES = ("ada", "bob", "cyd", "dan")
 
 
-def batch(key: BatchKey = KEY, cohort: tuple[str, ...] = NAMES, **terms: object) -> Batch:
-    values = {"max_rows": 2, "row_bytes": 8, "min_clients": 2} | terms
-    return Batch(key, cohort, **values)  # type: ignore[arg-type]
+def batch(key: BatchKey = KEY, clients: int = len(NAMES), **terms: int) -> Batch:
+    return Batch(key, clients, **({"max_rows": 2, "row_bytes": 8, "min_clients": 2} | terms))
 
 
 def said(key: BatchKey = KEY) -> Announced:

@@ -1,4 +1,4 @@
-"""Secure sums in whatever order they are asked for, with restarts and revocations between: a model agrees.
+"""Secure sums in whatever order they are asked for, with restarts between: a model agrees.
 
 The model knows every seed. What comes out of the shuffler is the sum of the masks of exactly the clients whose vectors
 it released, of at least the floor, once; and a seed is in its file only as long as its batch is open.
@@ -49,7 +49,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.shuffler, self.revoked = self.start(), set[str]()
+        self.shuffler = self.start()
         self.batches: list[Sum] = []
         self.made = 0  # seeds, all of them different
 
@@ -83,7 +83,7 @@ class Machine(RuleBasedStateMachine):
     @rule(least=st.integers(FLOOR, 3))
     def open(self, least: int) -> None:
         said = Announced.of(BatchKey(len(self.batches) + 1, 0), b"%d" % len(self.batches))
-        self.shuffler.open(Batch(said.key, NAMES, 1, SIZE, least, NUMBERS), said.digest)
+        self.shuffler.open(Batch(said.key, len(NAMES), 1, SIZE, least, NUMBERS), said.digest)
         self.batches.append(Sum(said))
         self.least = least
 
@@ -98,9 +98,7 @@ class Machine(RuleBasedStateMachine):
     def _submit(self, client: str, seed: bytes, row: bytes) -> None:
         last = self.last
         expected = None
-        if client in self.revoked:
-            expected = "revoked"
-        elif last.state != "open":
+        if last.state != "open":
             expected = {"released": "late", "forgotten": "late"}.get(last.state, last.state)
         elif client in last.seeds:
             expected = "replayed"
@@ -136,22 +134,10 @@ class Machine(RuleBasedStateMachine):
         if refused is None:
             last.state = "cancelled" if what == "cancel" or last.state == "cancelled" else "forgotten"
 
-    @rule(client=names, really=seldom)
-    def revoke(self, client: str, really: bool) -> None:
-        if not really:
-            return
-        self.revoked.add(client)
-        self.shuffler.set_revoked(frozenset(self.revoked))
-        for batch in self.batches:
-            if batch.state == "open":
-                batch.seeds.pop(client, None)
-                batch.rows.pop(client, None)
-
     @rule()
     def restart(self) -> None:
         self.shuffler.close()
         self.shuffler = self.start()
-        self.shuffler.set_revoked(frozenset(self.revoked))
 
     @invariant()
     def seeds_are_kept_as_long_as_they_are_needed(self) -> None:

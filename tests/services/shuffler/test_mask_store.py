@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
 import subprocess
@@ -19,17 +18,18 @@ from ntkfl.services.shuffler.store import BatchStore
 from tests.services.shuffler.batches import DIGEST, KEY, NAMES, batch, on_disk, refusal, said
 
 NUMBERS = 5
-SIZES = {"max_rows": 1, "row_bytes": 4 * NUMBERS + 48, "numbers": NUMBERS}
+ROW_BYTES = 4 * NUMBERS + 48
+SIZES = {"max_rows": 1, "row_bytes": ROW_BYTES, "numbers": NUMBERS}
 SEEDS = {name: bytes([i + 1]) * 32 for i, name in enumerate(NAMES)}
 
 
 def row_of(client: str) -> bytes:
-    return client.encode().ljust(SIZES["row_bytes"], b".")
+    return client.encode().ljust(ROW_BYTES, b".")
 
 
-def opened(path: Path | None = None, key: BatchKey = KEY, **terms: object) -> BatchStore:
+def opened(path: Path | None = None, key: BatchKey = KEY, **terms: int) -> BatchStore:
     shuffler = BatchStore(path)
-    shuffler.open(batch(key, **SIZES | terms), DIGEST)
+    shuffler.open(batch(key, **(SIZES | terms)), DIGEST)
     return shuffler
 
 
@@ -39,11 +39,11 @@ def submit(shuffler: BatchStore, *clients: str, key: BatchKey = KEY) -> None:
 
 
 def masks(shuffler: BatchStore, key: BatchKey = KEY) -> list[int]:
-    return unpack_words(shuffler.masks(key), NUMBERS).tolist()
+    return [int(word) for word in unpack_words(shuffler.masks(key), NUMBERS)]
 
 
 def expected(*clients: str, key: BatchKey = KEY) -> list[int]:
-    return sum_masks([SEEDS[client] for client in clients], said(key), NUMBERS).tolist()
+    return [int(word) for word in sum_masks([SEEDS[client] for client in clients], said(key), NUMBERS)]
 
 
 def test_the_masks_are_those_of_exactly_the_released_clients() -> None:
@@ -68,7 +68,7 @@ def test_the_masks_are_those_of_exactly_the_released_clients() -> None:
 def test_a_batch_takes_rows_or_masked_vectors_never_both() -> None:
     """A seed among rows would be released with them; rows in a sum would have no mask."""
     sums, rows = opened(), BatchStore()
-    rows.open(batch(max_rows=1, row_bytes=SIZES["row_bytes"]), DIGEST)
+    rows.open(batch(max_rows=1, row_bytes=ROW_BYTES), DIGEST)
     with refusal("other-kind"):
         sums.submit("ada", said(), [row_of("ada")])
     with refusal("other-kind"):
@@ -118,7 +118,7 @@ def test_a_lost_seed_stops_the_release(tmp_path: Path) -> None:
     submit(shuffler, *NAMES)
     shuffler.close()
     with sqlite3.connect(path) as db:
-        db.execute(f"UPDATE cohort_{KEY.number} SET seed = NULL WHERE client = 'ada'")
+        db.execute(f"UPDATE senders_{KEY.number} SET seed = NULL WHERE client = 'ada'")
     db.close()
     with refusal("storage"):
         BatchStore(path).release(KEY)
@@ -127,27 +127,31 @@ def test_a_lost_seed_stops_the_release(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.services.shuffler.test_mask_store import KEY, NAMES, BatchStore, opened, submit
-import ntkfl.services.shuffler.store as store
+from ntkfl.crypto.row_frames import BatchKey
+from ntkfl.services.shuffler.release_log import ReleaseLog
+from ntkfl.services.shuffler.store import BatchStore
 
-shuffler = opened(Path(sys.argv[1]))
-submit(shuffler, *NAMES)
-real = store._sum_masks
+append = ReleaseLog.append
 def killed(*arguments):
-    real(*arguments)
+    if sys.argv[2] == "released":
+        append(*arguments)
     os.kill(os.getpid(), signal.SIGKILL)
-store._sum_masks = killed
-shuffler.release(KEY)
+ReleaseLog.append = killed
+BatchStore(Path(sys.argv[1])).release(BatchKey(1, 0))
 """
 
 
-def test_a_shuffler_killed_in_the_middle_of_a_release_ends_it_when_it_starts(tmp_path: Path) -> None:
-    """The log says what is to be released, and nothing else ever is."""
+@pytest.mark.parametrize("state", ["ready", "released"])
+def test_a_shuffler_killed_in_the_middle_of_a_release_ends_it_when_it_starts(tmp_path: Path, state: str) -> None:
+    """Before the log's line, nothing was released; after it, exactly that is, although the database knew nothing."""
     path = tmp_path / "state.sqlite"
-    died = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=os.environ, timeout=60, check=False)
-    assert died.returncode == -signal.SIGKILL
+    shuffler = opened(path)
+    submit(shuffler, *NAMES)
+    shuffler.close()
+    died = subprocess.run([sys.executable, "-c", KILLED, str(path), state], capture_output=True, text=True, check=False)
+    assert died.returncode == -signal.SIGKILL, died.stderr
     shuffler = BatchStore(path)
-    assert shuffler.status(KEY).state == "released"
+    assert shuffler.status(KEY).state == state
     assert sorted(shuffler.release(KEY)) == [row_of(name) for name in NAMES]
     assert masks(shuffler) == expected(*NAMES)
     assert not any(seed in on_disk(path) for seed in SEEDS.values())

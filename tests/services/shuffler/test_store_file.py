@@ -33,13 +33,12 @@ def test_nothing_in_the_file_says_who_sent_what_after_release(tmp_path: Path, an
     }
     order: list[bytes] = []
     for key, cohort in cohorts.items() if another_is_open else [(KEY, cohorts[KEY])]:
-        shuffler.open(batch(key, cohort, max_rows=9, row_bytes=300), DIGEST)
+        shuffler.open(batch(key, len(cohort), max_rows=9, row_bytes=300), DIGEST)
         for name in rng.sample(cohort, len(cohort)):
             rows = [rng.randbytes(300) for _ in range(9)]
             shuffler.submit(name, said(key), rows)
             order += rows if key == KEY else []
     assert cohorts[KEY][0].encode() in on_disk(path)  # the search would find it
-    shuffler.set_revoked(frozenset({cohorts[KEY][5]}))
     released = shuffler.release(KEY)
 
     content = on_disk(path)
@@ -60,18 +59,20 @@ def rank_correlation(first: list[bytes], second: list[bytes]) -> float:
     pairs = [(rank[row], i) for i, row in enumerate(second)]
     n, a, b = len(pairs), *(sum(column) / len(pairs) for column in zip(*pairs, strict=True))
     covariance = sum((x - a) * (y - b) for x, y in pairs) / n
-    return abs(covariance) / ((sum((x - a) ** 2 for x, _ in pairs) * sum((y - b) ** 2 for _, y in pairs)) ** 0.5 / n)
+    return float(
+        abs(covariance) * n / (sum((x - a) ** 2 for x, _ in pairs) * sum((y - b) ** 2 for _, y in pairs)) ** 0.5
+    )
 
 
 def test_cancelling_deletes_rows_and_names(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     shuffler = BatchStore(path)
-    shuffler.open(batch(cohort=("adelheid", "bartholomew")), DIGEST)
+    shuffler.open(batch(clients=2), DIGEST)
     shuffler.submit("adelheid", said(KEY), [b"sealed-1", b"sealed-2"])
     assert b"sealed-1" in on_disk(path)
     shuffler.cancel(KEY)
     content = on_disk(path)
-    assert not any(trace in content for trace in (b"sealed-1", b"adelheid", b"bartholomew"))
+    assert not any(trace in content for trace in (b"sealed-1", b"adelheid"))
     with refusal("cancelled"):
         shuffler.release(KEY)
     with refusal("unknown-batch"):
@@ -114,7 +115,7 @@ for client in range(int(sys.argv[2]), 200):
 def test_a_process_killed_in_a_round_has_lost_nothing_and_takes_nothing_twice(tmp_path: Path) -> None:
     path, names = tmp_path / "state.sqlite", tuple(f"client-{i}" for i in range(200))
     opened = BatchStore(path)
-    opened.open(batch(cohort=names, max_rows=5, row_bytes=2000), DIGEST)
+    opened.open(batch(clients=len(names), max_rows=5, row_bytes=2000), DIGEST)
     opened.close()
     acknowledged: set[int] = set()
     rng = Random(0)
@@ -156,26 +157,26 @@ def test_who_answered_is_remembered_over_a_restart_and_named_nowhere(tmp_path: P
     path, later = tmp_path / "state.sqlite", BatchKey(1, 1)
     shuffler = BatchStore(path)
     names = ("adelheid", "bartholomew", "cunegonde")
-    shuffler.open(batch(cohort=names, max_rows=1), DIGEST)
+    shuffler.open(batch(clients=3, max_rows=1), DIGEST)
     for name in names[:2]:
         shuffler.submit(name, said(), [f"first-{name[0]}".encode().ljust(8)])
     shuffler.release(KEY)
     shuffler.close()
     assert not any(name.encode() in on_disk(path) for name in names)
     shuffler = BatchStore(path)
-    shuffler.open(batch(later, names, max_rows=1), DIGEST)
+    shuffler.open(batch(later, 3, max_rows=1), DIGEST)
     with refusal("not-asked"):
         shuffler.submit("cunegonde", said(later), [b"second-c"])
     for name in names[:2]:
         shuffler.submit(name, said(later), [f"second-{name[0]}".encode()])
     assert len(shuffler.release(later)) == 2
-    shuffler.open(batch(BatchKey(2, 0), names), DIGEST)
+    shuffler.open(batch(BatchKey(2, 0)), DIGEST)
     shuffler.cancel(BatchKey(2, 0))
     shuffler.close()
     with sqlite3.connect(path) as db:
         tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master")]
     db.close()
-    assert not [name for name in tables if name.startswith(("answered_", "cohort_", "pending_"))]
+    assert not [name for name in tables if name.startswith(("answered_", "senders_", "pending_"))]
 
 
 def test_a_record_that_the_disk_changed_is_refused(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ odd_rows = st.lists(row | st.just(b"odd"), max_size=4)
 class Model:
     """A batch as it should be."""
 
-    def __init__(self, batch: Batch, asked: set[str]) -> None:
-        self.batch, self.asked, self.state = batch, asked, "open"
+    def __init__(self, batch: Batch, asked: set[str] | None) -> None:
+        self.batch, self.asked, self.state = batch, asked, "open"  # None: whoever comes first
         self.rows: dict[str, list[bytes]] = {}
         self.released: list[bytes] = []
         self.answered: set[str] | None = None  # once it is released
@@ -68,26 +68,22 @@ class Machine(RuleBasedStateMachine):
     def pick(self, which: int) -> tuple[BatchKey, Model]:
         return list(self.models.items())[which % len(self.models)]
 
-    @rule(
-        round=st.integers(0, 3),
-        cohort=st.lists(st.sampled_from(NAMES), unique=True, min_size=1).map(sorted),
-        least=st.integers(1, 3),
-    )
-    def open(self, round: int, cohort: list[str], least: int) -> None:
-        self._open(BatchKey(round, 0), cohort, least)
+    @rule(round=st.integers(0, 3), clients=st.integers(1, 5), least=st.integers(1, 3), revoked=seldom)
+    def open(self, round: int, clients: int, least: int, revoked: bool) -> None:
+        self._open(BatchKey(round, 0), clients, least, revoked)
 
-    @rule(which=numbers, exchange=st.integers(1, 2), other=seldom)
-    def go_on(self, which: int, exchange: int, other: bool) -> None:
-        """A later exchange of a round that was opened, mostly with its own cohort."""
+    @rule(which=numbers, exchange=st.integers(1, 2), revoked=seldom)
+    def go_on(self, which: int, exchange: int, revoked: bool) -> None:
+        """A later exchange of a round that was opened."""
         key, model = self.pick(which)
-        cohort = list(model.batch.cohort)
-        self._open(BatchKey(key.round, exchange), cohort[1:] if other else cohort, 2)
+        self._open(BatchKey(key.round, exchange), model.batch.clients, 2, revoked)
 
-    def _open(self, key: BatchKey, cohort: list[str], least: int) -> None:
-        batch = Batch(key, tuple(cohort), 2, 4, least)
-        _, reason = self.ask("open", batch, announced(batch).digest)
+    def _open(self, key: BatchKey, clients: int, least: int, revoked: bool) -> None:
+        """With one client more revoked, now and then: it is out from the next batch that opens."""
+        batch, out = Batch(key, clients, 2, 4, least), {*self.revoked, *NAMES[:revoked]}
+        _, reason = self.ask("open", batch, announced(batch).digest, None, out)
         first = self.models.get(BatchKey(key.round, 0))
-        if least > len(cohort):
+        if least > clients:
             assert reason == "terms"
         elif least < FLOOR:
             assert reason == "below-floor"
@@ -98,17 +94,15 @@ class Machine(RuleBasedStateMachine):
             assert reason == "backwards"
         elif key.exchange and (first is None or first.answered is None):
             assert reason == "not-begun"
-        elif first is not None and set(first.batch.cohort) != set(cohort):
-            assert reason == "other-cohort"
         else:
             assert reason is None
-            asked = set(cohort) if first is None else first.answered
-            assert asked is not None
-            self.models[key] = Model(batch, asked)
+            self.models[key] = Model(batch, first.answered if first is not None else None)
+        if reason is None:
+            self.revoked = out
 
     @initialize(size=st.integers(2, 5))
     def begin(self, size: int) -> None:
-        self.open(1, list(NAMES[:size]), 2)
+        self.open(1, size, 2, False)
 
     @rule(which=numbers, client=st.sampled_from(NAMES), rows=st.lists(row, unique=True, min_size=2, max_size=2))
     def submit_well(self, which: int, client: str, rows: list[bytes]) -> None:
@@ -116,7 +110,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(which=numbers, first=row)
     def submit_the_rest(self, which: int, first: bytes) -> None:
-        for i, client in enumerate(sorted(self.pick(which)[1].asked)):
+        for i, client in enumerate(sorted(self.pick(which)[1].asked or NAMES)):
             self.submit(which, client, [first if i == 2 else b"%03d%c" % (i, 65 + which), b"%03d%c" % (i, 97 + which)])
 
     @rule(which=numbers, client=st.sampled_from([*NAMES, "stranger"]), rows=odd_rows)
@@ -128,10 +122,10 @@ class Machine(RuleBasedStateMachine):
             assert reason == "revoked"
         elif model.state != "open":
             assert reason == {"released": "late", "forgotten": "late"}.get(model.state, model.state)
-        elif client not in model.asked:
-            assert reason == "not-asked"
         elif client in model.rows:
             assert reason == "replayed"
+        elif client not in model.asked if model.asked is not None else len(model.rows) == model.batch.clients:
+            assert reason == "not-asked"
         elif len(rows) != 2:
             assert reason == "row-count"
         elif any(len(row) != 4 for row in rows):
@@ -181,21 +175,10 @@ class Machine(RuleBasedStateMachine):
         assert self.ask("cancel", key) == (None, None)
         model.state = "cancelled"
 
-    @rule(client=st.sampled_from(NAMES), really=seldom)
-    def revoke(self, client: str, really: bool) -> None:
-        if not really:
-            return
-        self.revoked.add(client)
-        self.shuffler.set_revoked(frozenset(self.revoked))
-        for model in self.models.values():
-            if model.state == "open":
-                model.rows.pop(client, None)
-
     @rule()
     def restart(self) -> None:
         self.shuffler.close()
         self.shuffler = self.start()
-        self.shuffler.set_revoked(frozenset(self.revoked))  # as `Runs` does
 
     @invariant()
     def status_agrees(self) -> None:

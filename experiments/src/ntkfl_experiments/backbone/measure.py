@@ -18,7 +18,7 @@ from ntkfl_experiments.backbone.trials import CHOSEN_ON, CLIENTS, PARTITIONS, SE
 
 ONE_LABEL, SKEWED = "one label per client", "α = 0.1"
 RIDGE = {"name": "sum-ridge"}
-KFAC = {"name": "sum-ntk-head", "largest": 2500}
+KFAC = {"name": "sum-ntk-fl", "largest": 2500}
 _table: Table | None = None  # of a worker process
 
 

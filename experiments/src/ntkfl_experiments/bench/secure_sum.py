@@ -24,9 +24,8 @@ def secure_sum(setting: Setting) -> list[BenchRow]:
 
 def _crowd(clients: int, numbers: int, setting: Setting) -> list[BenchRow]:
     from ntkfl.crypto.hpke import SealingKey  # sealing is an extra
-    from ntkfl.crypto.mask_format import SEED_BYTES
     from ntkfl.crypto.masking import sum_masks
-    from ntkfl.crypto.row_frames import Announced, BatchKey, unpack_rows
+    from ntkfl.crypto.row_frames import SEED_BYTES, Announced, BatchKey, unpack_rows
     from ntkfl.federation.secure_sum import SumSchema, mask_reply, open_sum
     from ntkfl.services.shuffler.batch import Batch
     from ntkfl.services.shuffler.store import BatchStore
@@ -39,7 +38,7 @@ def _crowd(clients: int, numbers: int, setting: Setting) -> list[BenchRow]:
     words = schema.encode(summand, Randomness.simulated(0))
     names = tuple(f"client-{i}" for i in range(clients))
     bodies = [mask_reply(words, opener.public, "bench", "bench", announced) for _ in names]
-    asked = Batch(key, names, 1, schema.sealed_bytes, clients, schema.numbers)
+    asked = Batch(key, len(names), 1, schema.sealed_bytes, clients, schema.numbers)
 
     with tempfile.TemporaryDirectory() as folder:
         shuffler = BatchStore(Path(folder) / "state.sqlite")

@@ -30,7 +30,7 @@ def wire(setting: Setting) -> list[BenchRow]:
 
     def shuffle() -> list[bytes]:
         shuffler, own = BatchStore(), N // len(names)
-        shuffler.open(Batch(key, names, own, len(sealed[0]), len(names)), announced.digest)
+        shuffler.open(Batch(key, len(names), own, len(sealed[0]), len(names)), announced.digest)
         for i, name in enumerate(names):
             shuffler.submit(name, announced, sealed[i * own : (i + 1) * own])
         return shuffler.release(key)

@@ -2,7 +2,7 @@
 
 Clients that take more local steps τ_m pull an average of models towards their own loss. FedNova averages the updates
 per step and takes τ_eff of the averaged steps, so that the objective is Σ_m p_m L_m again however τ_m differ. With
-equal τ_m it is FedAvg; `most_local_steps` and `local_epochs` make them differ.
+equal τ_m it is FedAvg; `local_epochs` and clients of different sizes make them differ.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, ModelError
+from ntkfl.errors import ModelError
 from ntkfl.methods.base import Method, Outcome
 from ntkfl.methods.batchnorm import STATISTICS, flat_statistics, load_statistics
 from ntkfl.methods.replies import Update
@@ -22,7 +22,6 @@ from ntkfl.wire.message import Message
 Adjustment = Callable[[Tensor, Tensor], Tensor]  # (gradient [d], weights [d]) -> direction to descend [d]
 
 FAIR = 3.0  # with robust updates: most that a client counts for by the samples or steps it reports, in median clients
-_SPEED = "local_steps"  # in a client's memory, where it draws its number of steps
 
 
 class Trained(NamedTuple):
@@ -98,18 +97,10 @@ class LocalTraining(Method):
     lr: float = Field(0.1, gt=0, description="local learning rate")
     local_steps: int = Field(20, ge=1, description="gradient steps a client takes in a round")
     local_epochs: int | None = Field(None, ge=1, description="passes over a client's samples, in place of local_steps")
-    most_local_steps: int | None = Field(
-        None, ge=1, description="clients of unequal speed: each draws its steps once, from local_steps to this many"
-    )
     batch_size: int = Field(200, ge=1, description="samples in a local step; a smaller client uses all it has")
     weighting: Literal["samples", "uniform"] = Field(
         "uniform", description="clients count by their samples, or equally"
     )
-
-    def model_post_init(self, context: object) -> None:
-        super().model_post_init(context)
-        if self.most_local_steps is not None and (self.local_epochs or self.most_local_steps < self.local_steps):
-            raise ConfigError("most_local_steps must be at least local_steps, and excludes local_epochs")
 
     # The server's side.
 
@@ -176,9 +167,4 @@ class LocalTraining(Method):
         """τ_m, the client's gradient steps in a round."""
         if self.local_epochs is not None:
             return self.local_epochs * -(-len(client) // self.batch_size)
-        if self.most_local_steps is None:
-            return self.local_steps
-        if _SPEED not in client.memory:  # drawn once: were it drawn anew each round, clients' work would even out
-            drawn = client.randomness.integers("steps", 1, self.most_local_steps - self.local_steps + 1)
-            client.memory[_SPEED] = self.local_steps + torch.from_numpy(drawn)[0]
-        return int(client.memory[_SPEED])
+        return self.local_steps

@@ -18,13 +18,7 @@ from ntkfl.errors import ConfigError
 from ntkfl.methods.averaging.local_training import train_locally
 from ntkfl.methods.base import Outcome, Round
 from ntkfl.methods.replies import WEIGHTS, Reply
-from ntkfl.methods.sums.noisy_sums import (
-    VELOCITY,
-    NoisyIntegers,
-    NoisySums,
-    mean_contribution,
-    momentum_step,
-)
+from ntkfl.methods.sums.noisy_sums import VELOCITY, NoisyIntegers, NoisySums, momentum_step
 from ntkfl.methods.task import ClientRound, State, Task
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sum_noise import GRAINS, clipped
@@ -49,8 +43,8 @@ class DPFedAvg(NoisySums):
     name: ClassVar[str] = "dp-fedavg"
     paper: ClassVar[str] = "McMahan et al. 2018"
     replies: ClassVar[Mapping[str, type[Reply]]] = {"weights": ChangeSums}
-    _privacy: ClassVar[Privacy] = Privacy(epsilon=3.0, unit="client")
-    units: ClassVar[tuple[str, ...]] = ("client",)
+    _privacy: ClassVar[Privacy] = Privacy(epsilon=3.0)
+    unit: ClassVar[str] = "client"
     contribution: ClassVar[str] = CHANGE
 
     clip: float = Field(0.5, gt=0, description="bound on the 2-norm of a client's change of the weights")
@@ -75,8 +69,8 @@ class DPFedAvg(NoisySums):
         """The noisy mean change of the cohort moves the weights, with momentum."""
         self.check_round(task, round, cohort)
         replies = yield Message("weights", round, {WEIGHTS: state[WEIGHTS]})
-        change = self.clip * mean_contribution(task, self.total(task, round, replies), CHANGE, cohort)
-        moved = momentum_step(state, change, self.server_lr, self.momentum)
+        mean = self.total(task, replies)[CHANGE] / (GRAINS * len(cohort))  # in units of clip
+        moved = momentum_step(state, (self.clip * mean).to(task.like), self.server_lr, self.momentum)
         return Outcome(moved, None, None, self.spent(task, round))
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> NoisyIntegers:

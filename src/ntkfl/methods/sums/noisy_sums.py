@@ -5,14 +5,17 @@ norm of at most 1. It leaves as integers with the client's share of discrete Gau
 
     Σ_m round(grains v_m) + N(0, noise_clients · σ²),      σ² = Δ² / (2ρ noise_clients),
 
-where the shares of `noise_clients` clients add up to what ε asks for; or without noise, and a trusted server adds it
-once (`noise_by = "server"`). Under secure sums the server sees the total alone. No loss and no statistics: these sums
-are all that leaves a client. ε, δ, the rounds they are for and who adds the noise are the section `[privacy]`; what
-happens to a total is post-processing of noisy numbers.
+where the shares of `noise_clients` clients add up to what ε asks for. Under secure sums the server sees the total
+alone. No loss and no statistics: these sums are all that leaves a client. ε, δ and the rounds they are for are the
+section `[privacy]`; what happens to a total is post-processing of noisy numbers.
+
+`promises`, `guarantees` and `noise_advice` say what noise is worth in a run, and when it drowns what is learned. They
+take any method; one that adds no noise has nothing to say.
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Self
@@ -24,15 +27,18 @@ from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods.base import Method
 from ntkfl.methods.replies import SAMPLES, WEIGHTS, Addend, Addends, Sums
 from ntkfl.methods.task import ClientRound, State, Task, check_finite
+from ntkfl.privacy.accounting import Guarantee, Participation
 from ntkfl.privacy.discrete_gaussian import discrete_gaussians
 from ntkfl.privacy.randomness import Purpose, Randomness
 from ntkfl.privacy.settings import Privacy
-from ntkfl.privacy.sum_accounting import Release
-from ntkfl.privacy.sum_noise import COUNT, GRAINS, ROUNDING, SumBudget, integer_change, to_integers
+from ntkfl.privacy.sum_accounting import Release, guarantee
+from ntkfl.privacy.sum_noise import COUNT, GRAINS, ROUNDING, SumBudget, integer_change, momentum_sums, to_integers
+from ntkfl.progress import plural
 from ntkfl.wire.message import Message
 
 VELOCITY = "velocity"
 LARGEST = 2.0**30  # of a client's integers: with noise they still fit into 32 bits
+DROWNED = 5.0  # docs/private-sums.md: runs at a noise of 1.6 and 4.3 still learn, at 23 they do not
 _TAILS = 10.0  # standard deviations of a client's noise that fit below a secure sum's limit
 
 
@@ -61,12 +67,11 @@ class NoisyIntegers(Sums):
         raise MessageError(f"noisy sums with {', '.join(names)}, which nobody asked for")
 
     def addends(self, method: NoisySums, task: Task, question: Message) -> Addends:  # type: ignore[override]
-        """The integers as they are, with room for noise where clients add it. Whether some had to be scaled down is
-        never told of noisy ones: that would leave without noise.
+        """The integers as they are, with room for noise. Whether some had to be scaled down is never told of noisy
+        ones: that would leave without noise.
         """
         numbers = {name: array.numel() for name, array in self.arrays.items()}
-        by_clients, noisy = task.privacy.noise_by == "clients", task.privacy.epsilon is not None
-        wide = method.widths(task, numbers) if by_clients else dict.fromkeys(numbers, 0.0)
+        wide, noisy = method.widths(task, numbers), task.privacy.epsilon is not None
         limits = {name: method.limit(task.privacy, name) + _TAILS * wide[name] for name in numbers}
         return {
             name: Addend(array.double().cpu(), limits[name], noisy or name != method.contribution)
@@ -88,7 +93,7 @@ class NoisySums(Method):
     """
 
     _privacy: ClassVar[Privacy] = Privacy(epsilon=3.0)
-    units: ClassVar[tuple[str, ...]] = ("record",)  # what ε can protect
+    unit: ClassVar[str] = "record"  # what ε protects: a record, or a client with all its data
     contribution: ClassVar[str]
     first: ClassVar[str] = "moments/"
     grains: ClassVar[int] = GRAINS  # integers that a norm of 1 becomes
@@ -141,7 +146,7 @@ class NoisySums(Method):
         return SumBudget(privacy.epsilon, privacy.delta, privacy.budget_rounds, self.once(task), *shared)
 
     def widths(self, task: Task, numbers: Mapping[str, int]) -> dict[str, float]:
-        """σ of the noise that each client, or the server, adds to arrays of so many integers; 0 without ε."""
+        """σ of the noise that each client adds to arrays of so many integers; 0 without ε."""
         if (budget := self.budget(task)) is None:
             return dict.fromkeys(numbers, 0.0)
         wide = dict[str, float]()
@@ -158,16 +163,14 @@ class NoisySums(Method):
         privacy = task.privacy
         if (budget := self.budget(task)) is None:
             return {}
-        found: dict[str, float | str] = {"epsilon": budget.spent(round), "delta": privacy.delta, "unit": privacy.unit}
+        found: dict[str, float | str] = {"epsilon": budget.spent(round), "delta": privacy.delta, "unit": self.unit}
         return found if privacy.sampling_rate == 1 else found | {"epsilon_always_drawn": budget.spent(round, 1.0)}
 
     def check_privacy(self, privacy: Privacy) -> None:
         """`ConfigError` for settings under which the noise would not be worth ε."""
-        if privacy.unit not in self.units:
-            raise ConfigError(f"{self.name} protects a {' or a '.join(self.units)}, not a {privacy.unit}: set unit")
 
     def check_round(self, task: Task, round: int, cohort: Sequence[int] = ()) -> None:
-        """`ConfigError` where ε is not for this round or unit, or where more clients are drawn than it counts on."""
+        """`ConfigError` where ε is not for this round, or where more clients are drawn than it counts on."""
         privacy = task.privacy
         self.check_privacy(privacy)
         if round > privacy.budget_rounds:
@@ -191,13 +194,12 @@ class NoisySums(Method):
             # Before the noise: a noisy count that a secure sum scaled down to its limit would lose noise as well.
             most = self.limit(task.privacy, SAMPLES) if task.privacy.secure_sum else LARGEST
             whole[SAMPLES] = torch.tensor([COUNT * len(client)]).clamp(max=int(most))
-        if task.privacy.noise_by == "clients":
-            whole = self._noisy(task, whole, randomness)
+        whole = self._noisy(task, whole, randomness)
         kind = self.replies[question.kind]
         assert issubclass(kind, NoisyIntegers)
         return kind({name: array.int() for name, array in sorted(whole.items())})
 
-    def total(self, task: Task, round: int, replies: list[NoisyIntegers]) -> dict[str, Tensor]:
+    def total(self, task: Task, replies: list[NoisyIntegers]) -> dict[str, Tensor]:
         """The replies' sum by name, with all of its noise: float64 on the CPU. A reply is let go once it is added."""
         privacy, total = task.privacy, dict[str, Tensor]()
         if not privacy.secure_sum and len(replies) < privacy.noise_clients:
@@ -209,7 +211,7 @@ class NoisySums(Method):
             total = {name: array.double().cpu() + total.get(name, 0.0) for name, array in arrays.items()}
         if not total:
             raise TooFew("no client's sums came")
-        return self._noisy(task, total, task.randomness(round)) if privacy.noise_by == "server" else total
+        return total
 
     def _noisy(self, task: Task, whole: dict[str, Tensor], randomness: Randomness) -> dict[str, Tensor]:
         """Integers by name with noise, if there is an ε. What the first round alone releases has its own stream."""
@@ -229,18 +231,99 @@ class NoisySums(Method):
         return "moments" if name.startswith(self.first) else "noise"
 
 
-def mean_contribution(task: Task, total: Mapping[str, Tensor], name: str, cohort: Sequence[int]) -> Tensor:
-    """The mean of a sum [d], in units of clip: over the noisy count of records, or the clients asked."""
-    count = float(total[SAMPLES]) / COUNT if SAMPLES in total else float(len(cohort))
-    if count < 1:
-        raise TooFew("the noise is larger than the number of samples: there is nothing to learn from")
-    return (total[name] / (GRAINS * count)).to(task.like)
-
-
 def momentum_step(state: State, mean: Tensor, lr: float, momentum: float) -> State:
-    """v ← m v + g, w ← w + lr v."""
+    """v ← m v + g, w ← w + lr v, for weights w and velocity v [d]."""
     velocity = momentum * state[VELOCITY] + mean
     return {
         WEIGHTS: check_finite(state[WEIGHTS] + lr * velocity, "the model after the step"),
         VELOCITY: velocity,
     }
+
+
+def unit_of(method: Method) -> str:
+    """What the method's ε protects: a record, or a client with all its data."""
+    return method.unit if isinstance(method, NoisySums) else "record"
+
+
+def releases_of(method: Method, privacy: Privacy, rounds: int) -> list[Release]:
+    """ρ of what so many rounds release; none of a method that adds no noise."""
+    return method.releases(privacy, rounds) if isinstance(method, NoisySums) else []
+
+
+def promises(method: Method, task: Task, cohort: int, rounds: int) -> list[str]:
+    """What a run of so many rounds, with so many clients each, promises, and under which conditions.
+
+    `ConfigError` where ε is for fewer rounds, or counts on more clients.
+    """
+    if not isinstance(method, NoisySums):
+        return []
+    privacy = task.privacy
+    method.check_round(task, rounds)
+    if cohort < privacy.noise_clients:
+        raise ConfigError(
+            f"ε counts on {privacy.noise_clients} clients per round (noise_clients), and there are {cohort}"
+        )
+    if privacy.epsilon is None:
+        return ["without epsilon nothing is private: contributions are clipped, and no noise is added"]
+    seen = "the sums or the models" if privacy.secure_sum else "the models; the server sees replies"
+    drawn = "" if privacy.sampling_rate == 1 else ", and cohorts are drawn at random"
+    spare = cohort - privacy.noise_clients
+    others = f"{spare} may not be" if spare else "one that is not voids it: set noise_clients below that"
+    apart = " and server and shuffler do not collude" if privacy.secure_sum else ""
+    return [
+        f"private: ε = {privacy.epsilon:g}, δ = {privacy.delta:g} for a {method.unit} over "
+        f"{plural(privacy.budget_rounds, 'round')}, against whoever sees {seen}",
+        f"if at least {privacy.noise_clients} of {cohort} clients are honest ({others}){apart}{drawn}",
+    ]
+
+
+def guarantees(method: Method, task: Task, run: Participation) -> list[Guarantee]:
+    """(ε, δ) of a run, each with its assumptions: with credit for sampling, where ε counts on it, and without."""
+    if not isinstance(method, NoisySums) or (budget := method.budget(task)) is None:
+        return []
+    privacy = task.privacy
+    seen = "the aggregator" if privacy.secure_sum else "those who see the models"
+    return [
+        guarantee(
+            budget.releases(run.rounds),
+            privacy.delta,
+            clients=privacy.noise_clients,
+            against=f"{seen}, {plural(run.rounds, 'round')}",
+            secure=privacy.secure_sum,
+            simulated=run.simulated,
+            unit=method.unit,
+            rate=rate,
+        )
+        for rate in sorted({privacy.sampling_rate, 1.0})
+    ]
+
+
+def noise_advice(method: Method, task: Task, samples: float, cohort: int, rounds: int) -> list[str]:
+    """A warning where noise drowns what `samples` records of a round's cohort give.
+
+    That is where noise alone moves the weights `DROWNED` times as far as all clipped contributions can, or else by more
+    than their own norm: η k √Σ a² against η Σ a and ‖w‖, with k the norm of a round's noise over its mean's bound, and
+    a from `momentum_sums`.
+    """
+    privacy = task.privacy
+    if not isinstance(method, NoisySums) or method.step_size is None or privacy.epsilon is None:
+        return []
+    option, step, momentum = method.step_size
+    size, count = task.like.numel(), samples if method.unit == "record" else cohort
+    numbers = {method.contribution: size} | ({SAMPLES: 1} if method.unit == "record" else {})
+    width = method.widths(task, numbers)[method.contribution]
+    k = width * math.sqrt(size * cohort) / (GRAINS * count)
+    most, walk = momentum_sums(momentum, rounds)
+    norm, what = float(task.like.norm()), f"{count:,.0f} {method.unit}s in each of {rounds} rounds"
+    if k * walk > DROWNED * most:
+        return [
+            f"the noise is {k * walk / most:.2g} times all that {what} can add up to, and the model will hardly learn "
+            f"at any step size: it takes more {method.unit}s, a larger epsilon or a smaller network"
+        ]
+    if (drift := step * k * walk) > norm:
+        return [
+            f"with {what} the noise alone moves the weights by {drift / norm:.2g} times their norm, and a good model "
+            f"may be lost again: take fewer rounds, more {method.unit}s or a smaller step ({option} = "
+            f"{getattr(method, option) * norm / drift:.2g} keeps it at their norm)"
+        ]
+    return []

@@ -73,7 +73,6 @@ class PrivateRidge(NoisySums):
         return self.gram_share
 
     def check_privacy(self, privacy: Privacy) -> None:
-        super().check_privacy(privacy)
         if privacy.epsilon is not None and privacy.budget_rounds > 1:  # G's share of the budget is spent at once
             raise ConfigError(f"{self.name} spends ε in one round: budget_rounds = 1, not {privacy.budget_rounds}")
 
@@ -89,7 +88,7 @@ class PrivateRidge(NoisySums):
         """The only round: noisy G and C of the whole cohort, G's eigenvalues cleaned, and the layer solved for."""
         self.check_round(task, round, cohort)
         replies = yield Message("weights", round, {WEIGHTS: state[WEIGHTS]})
-        total = self.total(task, round, replies)
+        total = self.total(task, replies)
         layer, p = last_layer(task.model, task.outputs), _size(task)
         noise = math.sqrt(task.privacy.noise_clients) * self.widths(task, RidgeIntegers.numbers(task))[_GRAM]
         gram, cross = total[_GRAM] / self.grains, total[_CROSS].view(p, -1) / self.grains

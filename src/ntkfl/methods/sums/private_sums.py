@@ -6,13 +6,9 @@ With g_i the gradient of record i, n records in the cohort, and clip(v) = v / ma
     (2)  v ← m v + P G / (n + noise)           server
     (3)  w ← w − lr v
 
-At client level (`[privacy] unit = "client"`) each client clips the mean gradient of all its records instead. In the
-first round clients also send the second moments A of their inputs, each input at one norm, under a share of the
+In the first round clients also send the second moments A of their inputs, each input at one norm, under a share of the
 budget. From then on the first layer's inputs are whitened by P = (A/mean + damping)^(−1/2), so that the noise meets
 directions of equal size.
-
-At client level there are fewer contributions under far more noise: `clip = 1`, `lr = 0.1` and `input_share = 0` suit
-it.
 """
 
 from __future__ import annotations
@@ -25,21 +21,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, MessageError
+from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods.base import Outcome, Round
 from ntkfl.methods.replies import SAMPLES, WEIGHTS, Reply
-from ntkfl.methods.sums.noisy_sums import (
-    LARGEST,
-    VELOCITY,
-    NoisyIntegers,
-    NoisySums,
-    mean_contribution,
-    momentum_step,
-)
+from ntkfl.methods.sums.noisy_sums import LARGEST, VELOCITY, NoisyIntegers, NoisySums, momentum_step
 from ntkfl.methods.sums.whitening import directions, is_whitening, read_whitening, scaled_triangle, whitening_arrays
 from ntkfl.methods.task import ClientRound, State, Task
 from ntkfl.privacy.settings import Privacy
-from ntkfl.privacy.sum_noise import COUNT, GRAINS, clipped
+from ntkfl.privacy.sum_noise import COUNT, GRAINS
 from ntkfl.tangent.clipping import clipped_gradient, input_moments, whitened
 from ntkfl.tangent.curvature import LARGEST as LARGEST_INPUTS
 from ntkfl.tangent.sums import GRADIENT, Factor, Layer
@@ -47,20 +36,17 @@ from ntkfl.wire.message import Message
 
 ASKS, MOMENTS = "asks", "moments/"
 _RANK = 50  # directions that are whitened one by one; all others are alike
-_UNCLIPPED = 1e30  # a bound on records' gradients where a client is clipped as a whole
 _GRADIENT_LIMIT = 0.1  # secure sums: the largest number of one record's gradient, in units of clip
 
 
 class GradientSums(NoisyIntegers):
-    """`gradient` [d]; `samples` [1], where records are protected; `moments/<columns>`, scaled triangles, when asked
-    for.
-    """
+    """`gradient` [d], `samples` [1], and `moments/<columns>`, scaled triangles, when asked for."""
 
     vectors = (GRADIENT,)
 
     @classmethod
     def numbers(cls, task: Task) -> dict[str, int]:
-        return {GRADIENT: task.like.numel()} | ({SAMPLES: 1} if task.privacy.unit == "record" else {})
+        return {GRADIENT: task.like.numel(), SAMPLES: 1}
 
     def check_others(self, task: Task, names: Collection[str]) -> None:
         """Moments of layers that the network may have."""
@@ -78,11 +64,10 @@ class PrivateSums(NoisySums):
     name: ClassVar[str] = "private-sums"
     paper: ClassVar[str] = "after Abadi et al. 2016 and Kairouz et al. 2021"
     replies: ClassVar[Mapping[str, type[Reply]]] = {"weights": GradientSums}
-    units: ClassVar[tuple[str, ...]] = ("record", "client")
     contribution: ClassVar[str] = GRADIENT
 
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="part of a class label spread over all; none with mse")
-    clip: float = Field(8.0, gt=0, description="C, bound on the 2-norm of a record's gradient, or a client's mean")
+    clip: float = Field(8.0, gt=0, description="C, bound on the 2-norm of a record's gradient")
     lr: float = Field(6.0, gt=0, description="step along the mean gradient, in units of clip")
     momentum: float = Field(0.8, ge=0, lt=1, description="m, of the server")
     input_share: float = Field(0.1, ge=0, lt=1, description="part of the budget for moments of inputs; 0: no whitening")
@@ -105,8 +90,6 @@ class PrivateSums(NoisySums):
 
     def limit(self, privacy: Privacy, name: str) -> float:
         """Per record at most GRAINS; of the gradient, one of whose numbers is far below its clip, a tenth of that."""
-        if privacy.unit == "client":
-            return float(GRAINS)
         per_record = {GRADIENT: GRAINS * _GRADIENT_LIMIT, SAMPLES: COUNT}.get(name, GRAINS)
         return min(float(per_record * privacy.sum_samples), LARGEST)
 
@@ -128,12 +111,14 @@ class PrivateSums(NoisySums):
         known = {name: array for name, array in state.items() if is_whitening(name)}
         asked = {ASKS: torch.tensor(1, dtype=torch.uint8)} if asks else {}
         replies = yield Message("weights", round, {WEIGHTS: state[WEIGHTS]} | known | asked)
-        total = self.total(task, round, replies)
+        total = self.total(task, replies)
         for name, triangle in total.items() if asks else ():
             if name.startswith(MOMENTS):
                 V, rest = directions(triangle, self.damping, _RANK)
                 known |= whitening_arrays(name.removeprefix(MOMENTS), V.to(task.like), rest.to(task.like))
-        mean = mean_contribution(task, total, GRADIENT, cohort)
+        if (count := float(total[SAMPLES]) / COUNT) < 1:
+            raise TooFew("the noise is larger than the number of samples: there is nothing to learn from")
+        mean = (total[GRADIENT] / (GRAINS * count)).to(task.like)  # in units of clip
         gradient = whitened(mean, read_whitening(known, task.like, self.damping))
         moved = momentum_step(state, gradient, -self.lr, self.momentum)
         return Outcome(moved | known, None, None, self.spent(task, round))
@@ -142,7 +127,7 @@ class PrivateSums(NoisySums):
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> NoisyIntegers:
         """(1) as integers, with the client's share of noise. A client checks all that its promise rests on: the round,
-        the unit, the whitening; and it gives moments in the first round alone.
+        the whitening; and it gives moments in the first round alone.
         """
         self.check_round(task, question.of_kind("weights").round)
         asks = ASKS in question.arrays
@@ -150,17 +135,16 @@ class PrivateSums(NoisySums):
             raise MessageError("moments of inputs are given in the first round, once")
         w = question.take(WEIGHTS, tuple(task.like.shape), task.like)
         sent = {name: question.take(name, None, task.like) for name in question.arrays if is_whitening(name)}
-        whitening, by_record = read_whitening(sent, task.like, self.damping), task.privacy.unit == "record"
+        whitening = read_whitening(sent, task.like, self.damping)
 
         plan = task.plan(_invented(client.x))  # before the weights: what they and the records are may not show in it
         model, Y = task.at(w), task.training_targets(client.y)
-        each, share = (self.clip, 1.0) if by_record else (_UNCLIPPED, 1 / len(client))
-        alone = task.one_by_one
-        total = clipped_gradient(model, client.x, Y, self.loss, plan, each, whitening, alone)
-        gradient = total / self.clip if by_record else clipped(share * total, self.clip)
-        moments = input_moments(model, client.x, plan, alone=alone) if asks and self.once(task) else {}
-        triangles = {MOMENTS + layer.name: scaled_triangle(share * A) for layer, A in moments.items()}
-        return self.integers(task, question, client, {GRADIENT: gradient} | triangles, counts=by_record)
+        gradient = (
+            clipped_gradient(model, client.x, Y, self.loss, plan, self.clip, whitening, task.one_by_one) / self.clip
+        )
+        moments = input_moments(model, client.x, plan, alone=task.one_by_one) if asks and self.once(task) else {}
+        triangles = {MOMENTS + layer.name: scaled_triangle(A) for layer, A in moments.items()}
+        return self.integers(task, question, client, {GRADIENT: gradient} | triangles, counts=True)
 
 
 _LAYERS: WeakKeyDictionary[Task, dict[str, int]] = WeakKeyDictionary()

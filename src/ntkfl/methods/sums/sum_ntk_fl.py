@@ -28,13 +28,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ntkfl.errors import ConfigError, NumericalError
+from ntkfl.errors import NumericalError
 from ntkfl.methods.base import Method, Outcome, Outgoing, Replies, Round
 from ntkfl.methods.replies import SAMPLES, WEIGHTS, Reply
 from ntkfl.methods.sums.constant_factors import constant_factors, no_factors_yet, still_asked
@@ -62,7 +62,19 @@ from ntkfl.wire.message import Message
 TOLERANCE, BACK, RELAX = 0.5, 4.0, 2.0
 LARGEST_MU = 1e6  # that is measured, in units of the option's
 _OVERFLOW = 1e300  # the loss sum of weights that overflow
+_COHORTS = 2  # that are asked for constant factors, at most; one of a head, where they are all there is
 _SENT = "constant_factors_sent"  # a client's memory: the round in which it sent them
+# For a linear head on frozen features Ĉ is nearly C: μ is small, the flow runs
+# to its end, and nothing is averaged, smoothed or rounded. From zero the first step is the ridge solution.
+_HEAD: dict[str, Any] = {
+    "average": 0.0,
+    "label_smoothing": 0.0,
+    "values": "float32",
+    "time": None,
+    "mu": 2.0,
+    "delta": 1e-4,
+    "largest": 4096,
+}
 # The server's state: the last weights that a cohort accepted and the sums taken there; μ as measured there; by how much
 # μ and δ are raised, and the bound lowered.
 _ACCEPTED, _LAST, _MU, _CAUTION = "accepted", "last/", "mu", "caution"
@@ -76,13 +88,15 @@ class SumNTKFL(Method):
     `step_limit` times the median client's (0: no limit; secure sums show no client). On heterogeneous data one gradient
     could otherwise decide a round, and some networks would not begin to learn.
 
+    Where only a last linear layer trains, options that nobody gave are `_HEAD`'s and there is no limit: the solution
+    is exact.
+
     `curvature` and `step` are meant to be overridden: examples/own_curvature.py.
     """
 
     name: ClassVar[str] = "sum-ntk-fl"
     paper: ClassVar[str] = "after Yue et al. 2022 and Martens & Grosse 2015"
     replies: ClassVar[Mapping[str, type[Reply]]] = {"weights": CurvatureSums, "candidates": StepCurvature}
-    cohorts: ClassVar[int] = 2  # that are asked for constant factors, at most
     step_limit: ClassVar[float] = 1.5  # of a client's step and samples, in units of the median client's
 
     average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0: none")
@@ -117,6 +131,15 @@ class SumNTKFL(Method):
         """(3) Δ = −φ(t(μΛ + δ)) ∘ g, [d], and ΔᵀĈΔ. `flow` has the cohort's g, and Ĉ's eigenvalues and eigenvectors."""
         return flow.change_and_curvature(self.time, mu, delta)
 
+    def _fitted(self, model: nn.Module, outputs: int) -> Self:
+        if not trains_alone(model, outputs):
+            return self
+        fields, defaults = type(self).model_fields, SumNTKFL.model_fields
+        free = fields.keys() - self.model_fields_set
+        return self.model_copy(
+            update={n: v for n, v in _HEAD.items() if n in free and fields[n].default == defaults[n].default}
+        )
+
     # -- The server --------------------------------------------------------------------------------------------------
 
     def start(self, task: Task, weights: Tensor) -> State:
@@ -127,13 +150,14 @@ class SumNTKFL(Method):
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         """Sums at w and losses at w and w₀ (1); whether w stands (2); μ (4); and the next step (3, 5)."""
         w, w0, mu, caution = state[WEIGHTS], state.get(_ACCEPTED), float(state[_MU]), float(state[_CAUTION])
-        limit = 0.0 if task.privacy.secure_sum else self.step_limit
+        alone = trains_alone(task.model, task.outputs)
+        limit = 0.0 if task.privacy.secure_sum or alone else self.step_limit
         diagnostics: dict[str, float | str] = {}
 
         # (1) The cohort's sums at w, and its losses there and at w₀.
         replies = yield weights_question(round, w, w0, still_asked(state), self.values == "float16")
         total = add_up(replies, task.like, losses=1 if w0 is None else 2, single=limit > 0)
-        kept, spectra = constant_factors(state, total.sums, total.fresh, self.cohorts)
+        kept, spectra = constant_factors(state, total.sums, total.fresh, 1 if alone else _COHORTS)
         L, *L0 = total.mean_losses()
 
         if w0 is None or bool(L0[0] + TOLERANCE * self._unit(L0[0]) >= L):
@@ -202,8 +226,9 @@ class SumNTKFL(Method):
                 large += [f"{name!r} ({rows} rows)"] if rows > self.largest else []
         if large:
             notes.append(f"curvature factors above largest = {self.largest} are sent as sketches: {', '.join(large)}")
-        if not isinstance(self, SumNTKHead) and trains_alone(task.model, task.outputs):
-            notes.append(f"only a last linear layer trains: {SumNTKHead.name} has the settings for that")
+        if trains_alone(task.model, task.outputs):
+            chosen = ", ".join(f"{name} = {_shown(getattr(self, name))}" for name in _HEAD)
+            notes.append(f"only a last linear layer trains: {chosen}")
         return notes
 
     # -- A client ----------------------------------------------------------------------------------------------------
@@ -251,26 +276,5 @@ class SumNTKFL(Method):
         return arrays if all(bool(array.isfinite().all()) for array in arrays.values()) else None
 
 
-class SumNTKHead(SumNTKFL):
-    """`sum-ntk-fl` for a linear head on frozen features.
-
-    From zero, where every class is as likely, its first step is the ridge solution. The factored curvature is nearly
-    the true one: μ is small, the flow runs to its end, and nothing is averaged, smoothed or rounded.
-    """
-
-    name: ClassVar[str] = "sum-ntk-head"
-    cohorts: ClassVar[int] = 1
-    step_limit: ClassVar[float] = 0.0  # the solution is exact
-
-    average: float = Field(0.0, ge=0, lt=1, description="running average of the rounds' weights; 0: none")
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="part of a class label spread over all; none with mse")
-    values: Literal["float16", "float32"] = Field("float32", description="how sums and weights travel")
-    time: float | None = Field(None, ge=0, description="t, how long the weights flow; none: to the end")
-    mu: float = Field(2.0, gt=0, description="μ, what curvature is multiplied by")
-    delta: float = Field(1e-4, ge=0, description="δ, added to all curvature")
-    largest: int = Field(4096, ge=1, description="rows of the largest factor that is sent whole; others are sketched")
-
-    def start(self, task: Task, weights: Tensor) -> State:
-        if not trains_alone(task.model, task.outputs):
-            raise ConfigError(f"{self.name} is for networks of which only a last linear layer trains: take sum-ntk-fl")
-        return super().start(task, weights)
+def _shown(value: object) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,9 +1,8 @@
 """The shuffler over HTTP: every request is signed, by a client or by the aggregator.
 
-    client       POST /v1/runs/RUN/hello, /rows, /sums
+    client       POST /v1/runs/RUN/rows, /sums
     aggregator   POST /v1/runs/RUN, /v1/runs/RUN/announcements
-                 GET or DELETE BATCH, POST BATCH/release, BATCH/cancel, GET BATCH/masks
-                 where BATCH is /v1/runs/RUN/ROUND/EXCHANGE
+                 GET or DELETE BATCH, POST BATCH/release, BATCH/cancel, where BATCH is /v1/runs/RUN/ROUND/EXCHANGE
 
 The log has no name and no address of a client: the times at which it sends would say as much as its name beside its
 rows.
@@ -12,9 +11,8 @@ rows.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,17 +23,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ntkfl.crypto.hpke import SigningKey
-from ntkfl.crypto.mask_format import SEED_BYTES
 from ntkfl.crypto.receipt import issue_receipt
-from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, frame_rows, pack_rows, unpack_rows
+from ntkfl.crypto.row_frames import FRAME_BYTES, SEED_BYTES, Announced, BatchKey, frame_rows, unpack_rows
 from ntkfl.errors import MessageError, Refused, TrustError
 from ntkfl.services.announcement import MOST_HEAD, Head
 from ntkfl.services.peers import Peers
-from ntkfl.services.shuffler.runs import REFRESH_S, Runs
+from ntkfl.services.shuffler.runs import Runs
 from ntkfl.services.shuffler.store import BatchStore
 from ntkfl.services.web import SignedRequest, serve, service_app
 
-SIGNING_KEY = "signing-key.pem"
 MAX_BODY = 256 << 20  # bytes of a submission
 AT_ONCE = 16  # bodies of submissions in memory; other clients wait for their turn before they send
 PIECE = 1 << 20  # bytes of a released batch that are read at once
@@ -47,10 +43,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 def serve_shuffler(folder: Path, host: str | None = None, port: int | None = None) -> None:
     """Serve the state in `folder` until told to stop."""
     peers = Peers.read(folder)
-    signer = SigningKey.load(folder / SIGNING_KEY)
-    if signer.public != peers.key_of("shuffler"):
-        raise TrustError(f"the key in {folder} is not the one that federation.toml names")
-    runs = Runs(folder, peers)
+    signer, runs = peers.load_key(folder, "shuffler"), Runs(folder, peers)
     try:
         serve("shuffler", shuffler_app(runs, peers, signer), folder, peers.shuffler.url, host, port)
     finally:
@@ -58,26 +51,31 @@ def serve_shuffler(folder: Path, host: str | None = None, port: int | None = Non
 
 
 def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
-    turns, sending = asyncio.Semaphore(AT_ONCE), set[str]()
+    turns = asyncio.Semaphore(AT_ONCE)
 
-    @contextlib.asynccontextmanager
-    async def one_of(client: str) -> AsyncIterator[None]:
-        """A client sends one submission at a time: a few slow ones cannot take all turns."""
-        if client in sending:
-            raise Refused("busy", "this client is sending already")
-        sending.add(client)
-        try:
-            yield
-        finally:
-            sending.remove(client)
+    def submission(*, summed: bool) -> Handler:
+        """A client's rows, or the seed of its mask and its masked vector. What was sent first counts, and has its
+        receipt again; all receipts of an exchange are the same bytes.
+        """
 
-    def by_client(handler: Callable[[Request, SignedRequest, BatchStore], Awaitable[Response]]) -> Handler:
-        async def checked(request: Request) -> Response:
-            signed = SignedRequest(request, peers)
-            runs.refuse_revoked(signed.client.client)
-            return await handler(request, signed, runs.find(request.path_params["run"]))
+        async def submit(request: Request) -> Response:
+            signed, run = SignedRequest(request, peers), request.path_params["run"]
+            client, store = signed.client.client, runs.find(run)
+            most = min(MAX_BODY, _BESIDE_ROWS + await run_in_threadpool(store.submission_limit))
+            async with turns:
+                body = memoryview(await signed.body(most))
+                seed, frame = (bytes(body[:SEED_BYTES]), body[SEED_BYTES:]) if summed else (None, body)
+                try:
+                    announced, rows = await run_in_threadpool(unpack_rows, frame)
+                    await run_in_threadpool(store.submit, client, announced, rows, seed)
+                except MessageError as error:
+                    raise Refused("malformed", str(error)) from None
+                except Refused as refused:
+                    if refused.reason != "replayed":
+                        raise
+            return JSONResponse({"receipt": issue_receipt(signer, peers.federation, run, announced).hex()})
 
-        return checked
+        return submit
 
     def by_aggregator(handler: Callable[[Request, SignedRequest], Awaitable[Response]]) -> Handler:
         async def checked(request: Request) -> Response:
@@ -100,36 +98,9 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
 
         return by_aggregator(checked)
 
-    @by_client
-    async def hello(_: Request, signed: SignedRequest, store: BatchStore) -> Response:
-        await signed.body()
-        await run_in_threadpool(store.present, signed.client.client)
-        return JSONResponse({"status": "present"})
-
-    def submission(*, summed: bool) -> Handler:
-        async def submit(request: Request, signed: SignedRequest, store: BatchStore) -> Response:
-            most = min(MAX_BODY, _BESIDE_ROWS + await run_in_threadpool(store.submission_limit))
-            async with one_of(signed.client.client), turns:
-                body = memoryview(await signed.body(most))
-                seed, frame = (bytes(body[:SEED_BYTES]), body[SEED_BYTES:]) if summed else (None, body)
-                try:
-                    announced, rows = await run_in_threadpool(unpack_rows, frame)
-                except MessageError as error:
-                    raise Refused("malformed", str(error)) from None
-                try:
-                    await run_in_threadpool(store.submit, signed.client.client, announced, rows, seed)
-                except Refused as refused:
-                    if refused.reason != "replayed":  # what was sent first counts, and has its receipt again
-                        raise
-            run = request.path_params["run"]
-            return JSONResponse({"receipt": issue_receipt(signer, peers.federation, run, announced).hex()})
-
-        return by_client(submit)
-
     @by_aggregator
     async def begin(request: Request, signed: SignedRequest) -> Response:
         terms = (await signed.body(64)).decode("ascii", "replace")
-        await run_in_threadpool(runs.refresh)
         return JSONResponse(await run_in_threadpool(runs.begin, request.path_params["run"], terms))
 
     @by_aggregator
@@ -141,13 +112,12 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         except (TrustError, MessageError) as error:
             raise Refused("malformed", f"not the aggregator's announcement: {error}") from None
         batch, agreed = head.batch, peers.round
-        if head.run != run or len(batch.cohort) != agreed.clients:
-            raise Refused("terms", f"a batch of this run asks {agreed.clients} clients, not {len(batch.cohort)}")
+        if head.run != run or batch.clients != agreed.clients:
+            raise Refused("terms", f"a batch of this run asks {agreed.clients} clients, not {batch.clients}")
         if batch.max_rows * batch.row_bytes > MAX_BODY - _BESIDE_ROWS:
             raise Refused("terms", f"a client's rows may have at most {MAX_BODY} bytes in all")
-        await run_in_threadpool(runs.refresh)
-        digest = Announced.of(batch.key, body).digest
-        await run_in_threadpool(store.publish, batch, digest, head.terms)
+        digest, revoked = Announced.of(batch.key, body).digest, await run_in_threadpool(runs.revoked)
+        await run_in_threadpool(store.open, batch, digest, head.terms, revoked)
         return JSONResponse({"status": "open"})
 
     @on_batch
@@ -156,24 +126,20 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
 
     @on_batch
     def release(store: BatchStore, key: BatchKey) -> Response:
-        first = store.status(key).state != "released"  # or else the aggregator did not get all of it
-        announced, (count, size) = store.announced(key), store.permute(key)
-        if first:
-            _logger.info("round %d: released %d rows of %d clients", key.round, count, store.status(key).clients)
-        some = max(1, PIECE // size)  # rows that are in memory at once, however many there are
-        pieces = (b"".join(store.released(key, at, some)) for at in range(0, count, some))
-        length = {"content-length": str(FRAME_BYTES + count * size)}
-        return StreamingResponse(frame_rows(announced, count, size, pieces), headers=length)
-
-    @on_batch
-    def masks(store: BatchStore, key: BatchKey) -> Response:
-        return Response(pack_rows(store.announced(key), [store.masks(key)]))
+        """The frame of all rows; of a secure sum, the sum of the masks before it. Made and sent piece by piece."""
+        batch = store.permute(key)
+        masks, count = store.masks(key) if batch.numbers else b"", batch.rows or 0
+        _logger.info("round %d: released %d rows of %d clients", key.round, count, batch.clients)
+        piece = max(1, PIECE // batch.row_bytes)  # rows that are in memory at once, however many there are
+        pieces = (b"".join(store.released(key, at, piece)) for at in range(0, count, piece))
+        length = {"content-length": str(len(masks) + FRAME_BYTES + count * batch.row_bytes)}
+        frame = frame_rows(batch.announced, count, batch.row_bytes, pieces)
+        return StreamingResponse((part for parts in ((masks,), frame) for part in parts), headers=length)
 
     @on_batch
     def cancel(store: BatchStore, key: BatchKey) -> Response:
-        answered = store.status(key).clients
+        _logger.warning("round %d: cancelled, %d clients had answered", key.round, store.status(key).clients)
         store.cancel(key)
-        _logger.warning("round %d: cancelled, %d clients had answered", key.round, answered)
         return JSONResponse({"status": "cancelled"})
 
     @on_batch
@@ -181,20 +147,8 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         store.forget(key)
         return JSONResponse({"status": "forgotten"})
 
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async def keep_refreshing() -> None:
-            while True:
-                await run_in_threadpool(runs.refresh)
-                await asyncio.sleep(REFRESH_S)
-
-        task = asyncio.create_task(keep_refreshing())
-        yield
-        task.cancel()
-
     run, batch = "/v1/runs/{run}", "/v1/runs/{run}/{round:int}/{exchange:int}"
     routes = [
-        Route(f"{run}/hello", hello, methods=["POST"]),
         Route(f"{run}/rows", submission(summed=False), methods=["POST"]),
         Route(f"{run}/sums", submission(summed=True), methods=["POST"]),
         Route(run, begin, methods=["POST"]),
@@ -202,7 +156,6 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         Route(batch, status, methods=["GET"]),
         Route(batch, forget, methods=["DELETE"]),
         Route(f"{batch}/release", release, methods=["POST"]),
-        Route(f"{batch}/masks", masks, methods=["GET"]),
         Route(f"{batch}/cancel", cancel, methods=["POST"]),
     ]
-    return service_app("shuffler", routes, runs.check, lifespan)
+    return service_app("shuffler", routes, runs.check)

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import sqlite3
 from dataclasses import dataclass
 from typing import Any
 
-from ntkfl.crypto.context import bind
-from ntkfl.crypto.credentials import NAME_PATTERN
-from ntkfl.crypto.mask_format import MOST_NUMBERS, WORD_BYTES
-from ntkfl.crypto.row_frames import Announced, BatchKey
+from ntkfl.crypto.row_frames import MOST_NUMBERS, WORD_BYTES, Announced, BatchKey
 from ntkfl.errors import Refused
 
-_COLUMNS = "number, digest, state, max_rows, row_bytes, min_clients, clients, rows, numbers"
+_COLUMNS = "number, digest, state, asked, max_rows, row_bytes, min_clients, clients, rows, numbers"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What the aggregator asks for: of which clients, and how much of each."""
+    """What the aggregator asks for: of how many clients, and how much of each.
+
+    It names no client. Whoever is enrolled may answer, once; who hears the question is decided where it is sent.
+    """
 
     key: BatchKey
-    cohort: tuple[str, ...]  # names of the clients asked
+    clients: int  # asked; what one more sends is refused, so a secure sum of so many cannot overflow
     max_rows: int  # of each client, exactly
     row_bytes: int  # of every sealed row, exactly
     min_clients: int  # distinct clients below which nothing is released, ever
@@ -30,22 +29,16 @@ class Batch:
 
     def check(self) -> Batch:
         """Itself; `Refused` if no batch can be made of it."""
-        named = all(re.fullmatch(NAME_PATTERN, name) for name in self.cohort)
-        sized = 1 <= self.max_rows < 1 << 32 and 1 <= self.row_bytes < 1 << 32
-        if not (named and sized and len(set(self.cohort)) == len(self.cohort)):
-            raise Refused("terms", "a batch asks distinct clients, for at least one row of at least one byte")
+        if not (1 <= self.max_rows < 1 << 32 and 1 <= self.row_bytes < 1 << 32 and self.clients < 1 << 32):
+            raise Refused("terms", "a batch asks for at least one row of at least one byte")
         if self.numbers and not (
             self.max_rows == 1 and 1 <= self.numbers <= MOST_NUMBERS and self.row_bytes >= WORD_BYTES * self.numbers
         ):
             raise Refused("terms", f"a secure sum asks each client for one row, of 1 to {MOST_NUMBERS} numbers")
-        if self.min_clients > len(self.cohort):
-            raise Refused("terms", f"{len(self.cohort)} clients can never be {self.min_clients} distinct ones")
+        if self.min_clients > self.clients:
+            raise Refused("terms", f"{self.clients} clients can never be {self.min_clients} distinct ones")
         self.key.check()
         return self
-
-    def cohort_digest(self, salt: bytes = b"") -> bytes:
-        """What tells two cohorts apart where their names are not kept; in whatever order they are named."""
-        return hashlib.blake2b(bind("ntkfl cohort v2", *sorted(self.cohort)), key=salt, digest_size=32).digest()
 
 
 @dataclass(frozen=True)
@@ -69,9 +62,10 @@ CLOSED = {
 class Record:
     """A batch as it is stored, and the tables that are its own."""
 
-    number: int
+    number: int  # of its key
     digest: bytes  # of its announcement
     state: str
+    asked: int
     max_rows: int
     row_bytes: int
     min_clients: int
@@ -85,21 +79,20 @@ class Record:
         if found is None:
             raise Refused("unknown-batch", f"no batch {tuple(key)} was opened")
         record = cls(*found)
-        whole = (record.max_rows, record.row_bytes, record.min_clients, record.clients, record.numbers)
+        whole = (*found[3:8], record.numbers)
         sound = isinstance(record.digest, bytes) and all(isinstance(n, int) for n in whole)
         if record.state not in ("open", *CLOSED) or not sound:
             raise Refused("storage", f"the shuffler's record of batch {tuple(key)} is damaged")
         return record
 
     @staticmethod
-    def create(db: sqlite3.Connection, batch: Batch, announced: Announced) -> Record:
-        sizes = (batch.max_rows, batch.row_bytes, batch.min_clients)
-        values = (batch.key.number, announced.check().digest, "open", *sizes, 0, None, batch.numbers)
-        db.execute(f"INSERT INTO batches ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
-        made = Record(*values)
-        db.execute(f"CREATE TABLE {made.cohort} (client TEXT PRIMARY KEY, sent INTEGER, seed BLOB) WITHOUT ROWID")
-        db.execute(f"CREATE TABLE {made.pending} (client TEXT, digest BLOB UNIQUE, row BLOB)")
-        return made
+    def create(db: sqlite3.Connection, batch: Batch, digest: bytes) -> None:
+        sizes = (batch.clients, batch.max_rows, batch.row_bytes, batch.min_clients)
+        made = Record(batch.key.number, digest, "open", *sizes, 0, None, batch.numbers)
+        values = (made.number, digest, "open", *sizes, 0, None, batch.numbers)
+        db.execute(f"INSERT INTO batches ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+        db.execute(f"CREATE TABLE {made.senders} (client TEXT PRIMARY KEY, seed BLOB) WITHOUT ROWID")
+        db.execute(f"CREATE TABLE {made.pending} (digest BLOB UNIQUE, row BLOB)")
 
     @property
     def key(self) -> BatchKey:
@@ -110,13 +103,13 @@ class Record:
         return Announced(self.key, self.digest)
 
     @property
-    def cohort(self) -> str:
-        """Table of the clients asked, with the rows that each has sent, and of a secure sum the seed of its mask."""
-        return f"cohort_{self.number}"
+    def senders(self) -> str:
+        """Table of the clients that have sent, while the batch is open; of a secure sum with their seeds."""
+        return f"senders_{self.number}"
 
     @property
     def pending(self) -> str:
-        """Table of rows with their senders, while the batch is open."""
+        """Table of rows in the order in which they came, while the batch is open."""
         return f"pending_{self.number}"
 
     @property
@@ -140,7 +133,7 @@ class Record:
         return hashlib.sha256(b"".join(digests)).digest()
 
     def close(self, db: sqlite3.Connection, state: str, clients: int, rows: int | None) -> None:
-        db.execute(f"DROP TABLE IF EXISTS {self.cohort}")
+        db.execute(f"DROP TABLE IF EXISTS {self.senders}")
         db.execute(f"DROP TABLE IF EXISTS {self.pending}")
         sql = "UPDATE batches SET state = ?, clients = ?, rows = ? WHERE number = ?"
         db.execute(sql, (state, clients, rows, self.number))

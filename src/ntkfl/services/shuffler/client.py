@@ -9,8 +9,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from ntkfl.crypto.hpke import SigningKey
-from ntkfl.crypto.mask_format import WORD_BYTES
-from ntkfl.crypto.row_frames import FRAME_BYTES, Announced, BatchKey, unpack_rows
+from ntkfl.crypto.row_frames import FRAME_BYTES, WORD_BYTES, Announced, BatchKey, unpack_rows
 from ntkfl.errors import MessageError
 from ntkfl.services.http_client import SMALL, HttpClient
 from ntkfl.services.peers import Peers
@@ -44,22 +43,15 @@ class ShufflerClient:
         except ValueError:
             raise MessageError("an answer of the shuffler's that cannot be read") from None
 
-    def release(self, announced: Announced, batch: Batch) -> list[bytes]:
-        most = max(SMALL, FRAME_BYTES + len(batch.cohort) * batch.max_rows * batch.row_bytes)
+    def release(self, announced: Announced, batch: Batch) -> tuple[list[bytes], bytes]:
+        """The batch's rows in random order; and of a secure sum the sum of the clients' masks, 4 bytes a number."""
+        size = WORD_BYTES * batch.numbers
+        most = max(SMALL, size + FRAME_BYTES + batch.clients * batch.max_rows * batch.row_bytes)
         body = self.http.ask("POST", f"{self._batch(announced.key)}/release", most=most).content
-        found, rows = unpack_rows(body, row_bytes=batch.row_bytes)
+        found, rows = unpack_rows(body[size:], row_bytes=batch.row_bytes)
         if found != announced:
             raise MessageError("the shuffler released rows that answer another announcement")
-        return rows
-
-    def masks(self, announced: Announced, numbers: int) -> bytes:
-        """Of a released secure sum, the sum of the clients' masks: 4 bytes for each of so many numbers."""
-        size = WORD_BYTES * numbers
-        body = self.http.ask("GET", f"{self._batch(announced.key)}/masks", most=max(SMALL, FRAME_BYTES + size)).content
-        found, rows = unpack_rows(body, max_rows=1, row_bytes=size)
-        if found != announced:
-            raise MessageError("the shuffler released masks that answer another announcement")
-        return rows[0]
+        return rows, body[:size]
 
     def forget(self, key: BatchKey) -> None:
         self.http.ask("DELETE", self._batch(key))

@@ -1,10 +1,11 @@
 """The shuffler: collects one batch of sealed rows per exchange, and releases it permuted, without their senders.
 
-While a batch is open, the sender of each row is known: that is how replays are refused and distinct clients counted. At
-its release that knowledge is deleted in the same transaction. Everything that names a sender, and every row, lies in
-tables of its own batch, which are dropped whole: SQLite then overwrites all their pages with zeros (`secure_delete`).
-Single records deleted from a table that lives on can leave copies behind in its pages. What the file system or the
-disk keep of overwritten and truncated files is beyond this module.
+While a batch is open, the clients that have sent are known, and the order in which rows came: that is how a client is
+kept from sending twice and how distinct ones are counted. At the release both are deleted in the same transaction.
+Everything that names a sender, and every row, lies in tables of its own batch, which are dropped whole: SQLite then
+overwrites all their pages with zeros (`secure_delete`). Single records deleted from a table that lives on can leave
+copies behind in its pages. What the file system or the disk keep of overwritten and truncated files is beyond this
+module.
 
 A secure sum is a batch of one masked vector per client. The seeds of the masks come beside the vectors; at the release
 the sum of the masks takes their place.
@@ -16,18 +17,16 @@ nothing it said it had.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random, SystemRandom
 
-from ntkfl.crypto.mask_format import SEED_BYTES, WORD_BYTES
-from ntkfl.crypto.row_frames import Announced, BatchKey
+from ntkfl.crypto.row_frames import SEED_BYTES, WORD_BYTES, Announced, BatchKey
 from ntkfl.errors import ConfigError, Refused
 from ntkfl.services.peers import PROTOCOL
 from ntkfl.services.shuffler.batch import CLOSED, Batch, Record, Status
@@ -41,10 +40,10 @@ _RESTORED = (
 )
 _SCHEMA = f"""
 CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE present (client TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE batches (number INTEGER PRIMARY KEY, digest BLOB, state TEXT, max_rows INTEGER, row_bytes INTEGER,
-  min_clients INTEGER, clients INTEGER, rows INTEGER, numbers INTEGER, masks BLOB);
-CREATE TABLE rounds (round INTEGER PRIMARY KEY, salt BLOB, cohort BLOB);
+CREATE TABLE revoked (client TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE batches (number INTEGER PRIMARY KEY, digest BLOB, state TEXT, asked INTEGER, max_rows INTEGER,
+  row_bytes INTEGER, min_clients INTEGER, clients INTEGER, rows INTEGER, numbers INTEGER, masks BLOB);
+INSERT INTO facts VALUES ('salt', randomblob(32));
 PRAGMA user_version = {PROTOCOL};
 """
 
@@ -55,15 +54,8 @@ class BatchStore:
     `floor` is its operator's: the aggregator cannot ask for smaller anonymity sets. A file belongs to one `run`.
     """
 
-    def __init__(
-        self,
-        path: Path | None = None,
-        floor: int = 2,
-        random: Random = _GENERATOR,
-        run: str = "",
-    ) -> None:
+    def __init__(self, path: Path | None = None, floor: int = 2, random: Random = _GENERATOR, run: str = "") -> None:
         self._lock, self._floor, self._random = threading.Lock(), floor, random
-        self._revoked: frozenset[str] = frozenset()
         self._db = _connect(path, run)
         self._log: ReleaseLog | None = None
         try:
@@ -85,55 +77,36 @@ class BatchStore:
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO facts VALUES ('checked', ?)", (time.time(),))
 
-    # -- Who takes part, and in what
-
     def begin(self, terms: str) -> BatchKey | None:
         """Pin the run's terms (their SHA-256), which never change: the newest exchange that was announced."""
         with self._transaction() as db:
-            known = db.execute("SELECT value FROM facts WHERE name = 'terms'").fetchone()
-            if known is None:
-                db.execute("INSERT INTO facts VALUES ('terms', ?)", (terms,))
-            elif known != (terms,):
-                raise Refused("other-terms", "this run began with other terms: give the new one a name of its own")
+            db.execute("INSERT OR IGNORE INTO facts VALUES ('terms', ?)", (terms,))
+            _check_terms(db, terms)
             newest = db.execute("SELECT MAX(number) FROM batches").fetchone()[0]
             return None if newest is None else BatchKey.of(newest)
 
-    def present(self, client: str) -> None:
-        """Remember that an enrolled client takes part; not since when."""
-        with self._transaction() as db:
-            self._refuse_revoked(client)
-            db.execute("INSERT OR REPLACE INTO present VALUES (?)", (client,))
-
-    def set_revoked(self, clients: frozenset[str]) -> None:
-        """Take nothing from these clients, and delete what open batches hold of them."""
-        with self._transaction() as db:
-            self._revoked = clients
-            for number in _open_batches(db):
-                batch = Record.find(db, BatchKey.of(number))
-                for client in clients:
-                    db.execute(f"UPDATE {batch.cohort} SET sent = NULL, seed = NULL WHERE client = ?", (client,))
-                    db.execute(f"DELETE FROM {batch.pending} WHERE client = ?", (client,))
-
     # -- One exchange
 
-    def publish(self, batch: Batch, digest: bytes, terms: str) -> None:
-        """`open`, for an announcement of the aggregator's: under the pinned terms, and naming only clients that are
-        enrolled and have come: with an invented name, a sum of three could pass for one of four.
-        """
-        with self._transaction() as db:
-            if db.execute("SELECT value FROM facts WHERE name = 'terms'").fetchone() != (terms,):
-                raise Refused("other-terms", "an announcement under other terms than the run began with")
-            present = {name for (name,) in db.execute("SELECT client FROM present")} - self._revoked
-            if strangers := len(set(batch.cohort) - present):
-                raise Refused("strangers", f"{strangers} clients of this cohort are not enrolled, or never came")
-            self._open(db, batch, digest)
-
-    def open(self, batch: Batch, digest: bytes) -> None:
+    def open(self, batch: Batch, digest: bytes, terms: str | None = None, revoked: Collection[str] = ()) -> None:
         """Accept rows for the batch from now on, in answer to the announcement with this SHA-256. Asking again for the
         same one is harmless.
+
+        `terms`, where the run began with some, must be those. From the clients `revoked` by then nothing is taken.
         """
+        number = batch.check().key.number
         with self._transaction() as db:
-            self._open(db, batch, digest)
+            if terms is not None:
+                _check_terms(db, terms)
+            if batch.min_clients < self._floor:
+                raise Refused("below-floor", f"no batch here has fewer than {self._floor} clients")
+            db.execute("DELETE FROM revoked")
+            db.executemany("INSERT INTO revoked VALUES (?)", ((name,) for name in revoked))
+            if db.execute("SELECT 1 FROM batches WHERE number = ?", (number,)).fetchone():
+                return _refuse_other(Record.find(db, batch.key), Announced(batch.key, digest))
+            if db.execute("SELECT 1 FROM batches WHERE number > ?", (number,)).fetchone():
+                raise Refused("backwards", f"batch {tuple(batch.key)} is older than one announced before")
+            _begin_exchange(db, batch.key)
+            Record.create(db, batch, Announced(batch.key, digest).check().digest)
 
     def submit(
         self, client: str, announced: Announced, rows: Sequence[bytes | memoryview], seed: bytes | None = None
@@ -144,7 +117,8 @@ class BatchStore:
         batch takes the one kind or the other, so that no seed can end among rows that are released.
         """
         with self._transaction() as db:
-            self._refuse_revoked(client)
+            if db.execute("SELECT 1 FROM revoked WHERE client = ?", (client,)).fetchone():
+                raise Refused("revoked", "this client is revoked")
             batch = Record.find(db, announced.key)
             _refuse_other(batch, announced)
             if batch.state != "open":
@@ -152,51 +126,50 @@ class BatchStore:
             if self._log and batch.number in self._log.released:  # its release could not be committed
                 raise Refused(*CLOSED["released"])
             _check_kind(batch, seed)
-            asked = db.execute(f"SELECT sent FROM {batch.cohort} WHERE client = ?", (client,)).fetchone()
-            if asked is None:
-                raise Refused("not-asked", "this batch does not ask this client")
-            if asked[0] is not None:
+            if db.execute(f"SELECT 1 FROM {batch.senders} WHERE client = ?", (client,)).fetchone():
                 raise Refused("replayed", "this client's rows of this batch are here already")
+            if not _may_answer(db, batch, client):
+                raise Refused("not-asked", "this batch asks other clients, and as many have answered")
             if len(rows) != batch.max_rows:  # more would weigh more, and a number of one's own would tell clients apart
                 raise Refused("row-count", f"every client sends exactly {batch.max_rows} rows, got {len(rows)}")
             if any(len(row) != batch.row_bytes for row in rows):
                 raise Refused("row-size", f"every sealed row must have {batch.row_bytes} bytes")
-            values = ((client, hashlib.blake2b(row, digest_size=16).digest(), row) for row in rows)
+            values = ((hashlib.blake2b(row, digest_size=16).digest(), row) for row in rows)
             try:
-                db.executemany(f"INSERT INTO {batch.pending} VALUES (?, ?, ?)", values)
+                db.executemany(f"INSERT INTO {batch.pending} VALUES (?, ?)", values)
             except sqlite3.IntegrityError:
                 raise Refused("copied", "one of these rows is here already") from None
-            db.execute(f"UPDATE {batch.cohort} SET sent = ?, seed = ? WHERE client = ?", (len(rows), seed, client))
+            db.execute(f"INSERT INTO {batch.senders} VALUES (?, ?)", (client, seed))
 
     def status(self, key: BatchKey) -> Status:
-        """Ready is a batch when at least `min_clients` have sent; in a later exchange of a round, only when all clients
+        """A batch is ready when at least `min_clients` have sent; in a later exchange of a round, only when all clients
         of the first have.
         """
         with self._transaction() as db:
-            return self._status(db, Record.find(db, key))
+            return _status(db, Record.find(db, key))
 
     def release(self, key: BatchKey) -> list[bytes]:
         """The rows of a ready batch, permuted; from then on their senders are not known.
 
         Asked again it gives the same rows in the same order, until `forget`.
         """
-        count, _ = self.permute(key)
-        return self.released(key, 0, count)
+        return self.released(key, 0, self.permute(key).rows or 0)
 
-    def permute(self, key: BatchKey) -> tuple[int, int]:
-        """Permute a ready batch and delete its senders: how many rows it has, and bytes of each."""
+    def permute(self, key: BatchKey) -> Record:
+        """Permute a ready batch and delete its senders: what is left of it. Harmless where that is done."""
         with self._transaction() as db:
             batch = Record.find(db, key)
-            status = self._status(db, batch)
+            status = _status(db, batch)
             if status.state == "cancelled":
                 raise Refused(*CLOSED["cancelled"])
             if status.state == "open":
                 need = f"at least {batch.min_clients}, and in a later exchange all of the first"
                 raise Refused("not-ready", f"{status.clients} clients have sent rows; release needs {need}")
-            if status.state == "released":
-                batch.find_released(db)
-                return int(status.rows or 0), batch.row_bytes
-            return self._permute(db, batch), batch.row_bytes
+            if status.state == "ready":
+                self._permute(db, batch)
+            batch = Record.find(db, key)
+            batch.find_released(db)
+            return batch
 
     def released(self, key: BatchKey, first: int, count: int) -> list[bytes]:
         """`count` rows of a released batch, from the permutation's position `first` on; `Refused` before and after."""
@@ -230,11 +203,6 @@ class BatchStore:
             Record.find(db, key).close(db, "cancelled", 0, None)
             _drop_released(db, key.number)
 
-    def announced(self, key: BatchKey) -> Announced:
-        """What was announced under the key; `Refused` if nothing was."""
-        with self._transaction() as db:
-            return Record.find(db, key).announced
-
     def submission_limit(self) -> int:
         """Bytes of the largest submission that an open or recent batch allows: a late client is to be told so."""
         with self._transaction() as db:
@@ -244,39 +212,24 @@ class BatchStore:
 
     # -- Inside a transaction
 
-    def _open(self, db: sqlite3.Connection, batch: Batch, digest: bytes) -> None:
-        number = batch.check().key.number
-        if batch.min_clients < self._floor:
-            raise Refused("below-floor", f"no batch here has fewer than {self._floor} clients")
-        if db.execute("SELECT 1 FROM batches WHERE number = ?", (number,)).fetchone():
-            return _refuse_other(Record.find(db, batch.key), Announced(batch.key, digest))
-        if db.execute("SELECT 1 FROM batches WHERE number > ?", (number,)).fetchone():
-            raise Refused("backwards", f"batch {tuple(batch.key)} is older than one announced before")
-        _forget_answers(db, batch.key.round)
-        asked = _members(db, batch)
-        made = Record.create(db, batch, Announced(batch.key, digest))
-        db.executemany(f"INSERT INTO {made.cohort} VALUES (?, NULL, NULL)", ((name,) for name in sorted(asked)))
-
-    def _permute(self, db: sqlite3.Connection, batch: Record) -> int:
+    def _permute(self, db: sqlite3.Connection, batch: Record) -> None:
         """Rows are copied inside the file in a random order; they do not pass through this process's memory."""
         contents = batch.contents(db)
         if self._log and self._log.released.get(batch.number, contents) != contents:
             raise Refused("storage", f"batch {tuple(batch.key)} was released before, with other rows: cancel it")
         order = [number for (number,) in db.execute(f"SELECT rowid FROM {batch.pending} ORDER BY rowid")]
         self._random.shuffle(order)
-        (clients,) = db.execute(f"SELECT COUNT(sent) FROM {batch.cohort}").fetchone()
+        (clients,) = db.execute(f"SELECT COUNT(*) FROM {batch.senders}").fetchone()
         db.execute(f"CREATE TABLE {batch.released} (position INTEGER PRIMARY KEY, row BLOB)")
         copy = f"INSERT INTO {batch.released} SELECT ?, row FROM {batch.pending} WHERE rowid = ?"
         db.executemany(copy, enumerate(order))
-        if batch.key.exchange == 0:
-            _remember_answers(db, batch)
+        _remember_answers(db, batch)
         if batch.numbers:
             masks = _sum_masks(db, batch, len(order))
             db.execute("UPDATE batches SET masks = ? WHERE number = ?", (masks, batch.number))
         batch.close(db, "released", clients, len(order))
         if self._log and batch.number not in self._log.released:
             self._log.append(batch.number, contents)  # last: what follows is the commit
-        return len(order)
 
     def _compare(self, log: ReleaseLog) -> None:
         """`ConfigError` where the database does not know of a release that was made, or the log does not."""
@@ -291,18 +244,6 @@ class BatchStore:
             made = db.execute("SELECT number FROM batches WHERE state = 'released'").fetchall()
             if any(number not in log.released for (number,) in made):
                 raise ConfigError(_RESTORED)
-
-    def _status(self, db: sqlite3.Connection, batch: Record) -> Status:
-        if batch.state != "open":
-            return Status(batch.state, batch.clients, batch.rows)
-        sent, asked = db.execute(f"SELECT COUNT(sent), COUNT(*) FROM {batch.cohort}").fetchone()
-        # In a later exchange revoked ones too: the others' rows alone would point at theirs.
-        ready = sent >= batch.min_clients and (batch.key.exchange == 0 or sent == asked)
-        return Status("ready" if ready else "open", sent)
-
-    def _refuse_revoked(self, client: str) -> None:
-        if client in self._revoked:
-            raise Refused("revoked", "this client is revoked")
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -320,69 +261,73 @@ class BatchStore:
                 raise
 
 
-# -- A round's cohort: its first exchange is released with the clients that have answered, every later one with
-#    exactly the same clients, or not at all. The aggregator can match a later row to an earlier one of the same sample
-#    (it can predict losses), so a client that answered only one of the two would own the rows without a match. The
-#    clients of the first exchange are kept as keyed hashes of their names until the next round begins.
+# -- A round's clients: its first exchange is released with those that have answered, every later one with exactly the
+#    same, or not at all. The aggregator can match a later row to an earlier one of the same sample (it can predict
+#    losses), so a client that answered only one of the two would own the rows without a match. The clients of the
+#    first exchange are kept as keyed hashes of their names until the next round begins.
 
 
-def _members(db: sqlite3.Connection, batch: Batch) -> Sequence[str]:
-    """The clients a batch waits for: in a round's first exchange its cohort, later those that answered the first."""
-    round = batch.key.round
-    if batch.key.exchange == 0:
-        salt = os.urandom(32)
-        db.execute("INSERT INTO rounds VALUES (?, ?, ?)", (round, salt, batch.cohort_digest(salt)))
-        return batch.cohort
-    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (f"answered_{round}",)).fetchone():
-        raise Refused("not-begun", f"the first exchange of round {round} was not released")
-    salt, cohort = _find_round(db, round)
-    if not hmac.compare_digest(batch.cohort_digest(salt), cohort):
-        raise Refused("other-cohort", f"the cohort of round {round} cannot change: take the next round")
-    answered = {tag for (tag,) in db.execute(f"SELECT tag FROM answered_{round}")}
-    return [name for name in batch.cohort if _tag(salt, name) in answered]
+def _begin_exchange(db: sqlite3.Connection, key: BatchKey) -> None:
+    """Forget who answered earlier rounds; a later exchange needs its own round's first to be released."""
+    for (name,) in db.execute("SELECT name FROM sqlite_master WHERE name GLOB 'answered_[0-9]*'").fetchall():
+        if name != f"answered_{key.round}":
+            db.execute(f"DROP TABLE {name}")
+    if key.exchange and not _answers(db, key.round):
+        raise Refused("not-begun", f"the first exchange of round {key.round} was not released")
 
 
 def _remember_answers(db: sqlite3.Connection, batch: Record) -> None:
     """Keep the clients that answered a round's first exchange, unless the next round has begun and needs none."""
-    round = batch.key.round
-    if db.execute("SELECT 1 FROM batches WHERE number > ?", (BatchKey(round, 255).number,)).fetchone():
+    later = db.execute("SELECT 1 FROM batches WHERE number > ?", (BatchKey(batch.key.round, 255).number,)).fetchone()
+    if batch.key.exchange or later:
         return
-    salt, _ = _find_round(db, round)
-    sent = db.execute(f"SELECT client FROM {batch.cohort} WHERE sent IS NOT NULL").fetchall()
-    db.execute(f"CREATE TABLE answered_{round} (tag BLOB PRIMARY KEY) WITHOUT ROWID")
-    db.executemany(f"INSERT INTO answered_{round} VALUES (?)", ((_tag(salt, name),) for (name,) in sent))
+    tags = [(_tag(db, name),) for (name,) in db.execute(f"SELECT client FROM {batch.senders}")]
+    db.execute(f"CREATE TABLE answered_{batch.key.round} (tag BLOB PRIMARY KEY) WITHOUT ROWID")
+    db.executemany(f"INSERT INTO answered_{batch.key.round} VALUES (?)", tags)
 
 
-def _forget_answers(db: sqlite3.Connection, round: int) -> None:
-    """Of all rounds before this one."""
-    for (name,) in db.execute("SELECT name FROM sqlite_master WHERE name GLOB 'answered_[0-9]*'").fetchall():
-        if int(name.removeprefix("answered_")) < round:
-            db.execute(f"DROP TABLE {name}")
+def _answers(db: sqlite3.Connection, round: int) -> set[bytes]:
+    """Hashes of the clients that answered the round's first exchange."""
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (f"answered_{round}",)).fetchone():
+        return set()
+    return {tag for (tag,) in db.execute(f"SELECT tag FROM answered_{round}")}
 
 
-def _find_round(db: sqlite3.Connection, round: int) -> tuple[bytes, bytes]:
-    """The salt of a round's hashes, and its cohort's."""
-    found = db.execute("SELECT salt, cohort FROM rounds WHERE round = ?", (round,)).fetchone()
-    if found is None or not all(isinstance(value, bytes) and len(value) == 32 for value in found):
-        raise Refused("storage", f"the shuffler's record of round {round} is damaged")
-    return found[0], found[1]
+def _may_answer(db: sqlite3.Connection, batch: Record, client: str) -> bool:
+    """In a round's first exchange, while there are fewer than were asked; later, who answered the first."""
+    if batch.key.exchange:
+        return _tag(db, client) in _answers(db, batch.key.round)
+    return bool(db.execute(f"SELECT COUNT(*) < ? FROM {batch.senders}", (batch.asked,)).fetchone()[0])
 
 
-def _tag(salt: bytes, name: str) -> bytes:
+def _status(db: sqlite3.Connection, batch: Record) -> Status:
+    if batch.state != "open":
+        return Status(batch.state, batch.clients, batch.rows)
+    (sent,) = db.execute(f"SELECT COUNT(*) FROM {batch.senders}").fetchone()
+    # In a later exchange revoked ones too: the others' rows alone would point at theirs.
+    all_sent = batch.key.exchange == 0 or sent == len(_answers(db, batch.key.round))
+    return Status("ready" if sent >= batch.min_clients and all_sent else "open", sent)
+
+
+def _tag(db: sqlite3.Connection, name: str) -> bytes:
+    found = db.execute("SELECT value FROM facts WHERE name = 'salt'").fetchone()
+    if found is None or not isinstance(salt := found[0], bytes) or len(salt) != 32:
+        raise Refused("storage", "the shuffler's record of who answered is damaged")
     return hashlib.blake2b(name.encode(), key=salt, digest_size=16).digest()
 
 
 # -- Announcements and masks
 
 
+def _check_terms(db: sqlite3.Connection, terms: str) -> None:
+    if db.execute("SELECT value FROM facts WHERE name = 'terms'").fetchone() != (terms,):
+        raise Refused("other-terms", "this run began with other terms: give the new one a name of its own")
+
+
 def _refuse_other(batch: Record, announced: Announced) -> None:
     """`Refused` unless this is what was announced under its key: a client that heard another must not answer it."""
     if batch.announced != announced:
         raise Refused("other-announcement", f"batch {tuple(announced.key)} was announced with other contents")
-
-
-def _open_batches(db: sqlite3.Connection) -> list[int]:
-    return [number for (number,) in db.execute("SELECT number FROM batches WHERE state = 'open'").fetchall()]
 
 
 def _drop_released(db: sqlite3.Connection, number: int) -> None:
@@ -403,7 +348,7 @@ def _check_kind(batch: Record, seed: bytes | None) -> None:
 
 def _sum_masks(db: sqlite3.Connection, batch: Record, rows: int) -> bytes:
     """The sum of the masks of all clients that have sent; `Refused` where one of their seeds is lost."""
-    seeds = [seed for (seed,) in db.execute(f"SELECT seed FROM {batch.cohort} WHERE sent IS NOT NULL")]
+    seeds = [seed for (seed,) in db.execute(f"SELECT seed FROM {batch.senders}")]
     if len(seeds) != rows or not all(isinstance(seed, bytes) and len(seed) == SEED_BYTES for seed in seeds):
         raise Refused("storage", f"the shuffler's seeds of batch {tuple(batch.key)} are damaged")
     from ntkfl.crypto.masking import pack_words, sum_masks  # numpy comes with it, which rows do without

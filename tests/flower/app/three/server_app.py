@@ -7,7 +7,7 @@ from flwr.serverapp import Grid, ServerApp
 from safetensors.torch import save_file
 
 from ntkfl.flower import Strategy
-from tests.flower.cases import SEED, THREE
+from tests.flower.cases import THREE
 
 app = ServerApp()
 
@@ -15,7 +15,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     for number, (method, make, _, rounds) in enumerate(THREE):
-        strategy = Strategy(method, make(), robust=None, seed=SEED, fraction_evaluate=0.0)
+        strategy = Strategy(method, make(), robust=None, fraction_evaluate=0.0)
         result = strategy.start(
             grid,
             ArrayRecord(make().state_dict()),

@@ -17,6 +17,6 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     through = Shuffler(str(context.run_config["folder"]))
     sampling = {"min_train_nodes": FIVE, "min_available_nodes": FIVE, "fraction_evaluate": 0.0}
-    strategy = Strategy(CPNTKFL(), net(), privacy=PRIVACY, seed=0, through=through, **sampling)
+    strategy = Strategy(CPNTKFL(), net(), privacy=PRIVACY, through=through, **sampling)
     result = strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=1, timeout=300)
     save_file(dict(result.arrays.to_torch_state_dict()), Path(str(context.run_config["out"])))

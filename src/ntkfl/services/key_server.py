@@ -1,0 +1,147 @@
+"""The key server: vouches for clients' keys, and gives each client the secret ρ of a run, sealed to it.
+
+    DIR/key-server/   signing-key.pem   of credentials, and of each ρ that is given out
+                      master            32 secret bytes, from which every ρ follows
+                      issued/NAME       the credential of each client
+                      revoked/NAME      an empty file, of a client that gets nothing more
+
+    POST /v1/runs/RUN/secret   signed by a client: {sealed, signature}
+    GET  /v1/revoked           names, for the shuffler
+
+ρ of a run is BLAKE2b-256 of `bind("ntkfl rho v1", federation, run)`, keyed with the master: the same for all clients
+of the run, and unrelated to any other run's. Revocation takes nothing back: a client that was given ρ has it.
+
+ρ travels sealed to the client's key for `bind("ntkfl seed v1", federation, run, client)`, and signed over the sealed
+bytes for `bind("ntkfl seed v1", federation, run, client, sealing key)`: a proxy that ends TLS before the key server
+neither reads it nor puts another in its place.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ntkfl.atomic import check_private, write_private
+from ntkfl.crypto.context import Secret, bind
+from ntkfl.crypto.credentials import NAME_PATTERN, Credential
+from ntkfl.crypto.hpke import KEY_BYTES, SealingKey, SigningKey, seal, verify
+from ntkfl.errors import ConfigError, Refused, TrustError
+from ntkfl.services.peers import Peers
+from ntkfl.services.web import SignedRequest, serve, service_app
+
+_RUN_SECRET = "ntkfl seed v1"
+
+
+class KeyServer:
+    """Of a key server's folder. Serving writes nothing, so that operator commands may run beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.peers = folder, Peers.read(folder)
+        self._key = self.peers.load_key(folder, "key_server")
+        try:
+            self._master = Secret((folder / "master").read_bytes())
+        except OSError:
+            raise ConfigError(f"no file {folder / 'master'}: without it every ρ is lost; begin a new one") from None
+        check_private(folder / "master")
+
+    @staticmethod
+    def create(folder: Path) -> None:
+        """What a new key server holds beside its keys."""
+        write_private(folder / "master", os.urandom(KEY_BYTES))
+        for name in ("issued", "revoked"):
+            (folder / name).mkdir(mode=0o700)
+
+    def issue(self, client: str, sealing_key: bytes, signing_key: bytes) -> str:
+        """A credential for a client's two public keys. Once a name: two holders would count as one client."""
+        if not re.fullmatch(NAME_PATTERN, client):
+            raise ConfigError(f"a client's name has up to 64 letters, digits, '.', '_' or '-', got {client!r}")
+        issued = Credential(self.peers.federation, client, sealing_key.hex(), signing_key.hex()).issue(self._key)
+        try:
+            with open(self.folder / "issued" / client, "x") as file:
+                file.write(issued)
+        except FileExistsError:
+            raise ConfigError(f"client {client!r} has a credential already: choose another name") from None
+        return issued
+
+    def revoke(self, client: str) -> None:
+        """No ρ for this client any more, and the shuffler takes nothing from it."""
+        if not re.fullmatch(NAME_PATTERN, client) or not (self.folder / "issued" / client).exists():
+            raise ConfigError(f"no client {client!r}; {self.folder / 'issued'} has a file for each")
+        (self.folder / "revoked" / client).touch()
+
+    def revoked(self) -> list[str]:
+        """Names of the revoked clients."""
+        try:
+            return sorted(os.listdir(self.folder / "revoked"))
+        except OSError as error:
+            raise Refused("storage", f"the revoked clients cannot be read: {error.strerror}") from None
+
+    def check(self) -> None:
+        """`Refused` while the state cannot be read."""
+        self.revoked()
+
+    def run_secret(self, credential: Credential, run: str) -> dict[str, str]:
+        """The run's ρ, sealed to the credential's holder, who must have been authenticated."""
+        if not re.fullmatch(NAME_PATTERN, run):
+            raise Refused("malformed", "a run's name has up to 64 letters, digits, '.', '_' or '-'")
+        if credential.client in self.revoked():
+            raise Refused("revoked", "this client is revoked")
+        about = bind("ntkfl rho v1", self.peers.federation, run)
+        secret = Secret(hashlib.blake2b(about, key=self._master.reveal(), digest_size=KEY_BYTES).digest())
+        public = bytes.fromhex(credential.sealing_key)
+        return seal_run_secret(secret, public, self._key, self.peers.federation, run, credential.client)
+
+
+def seal_run_secret(
+    secret: Secret, sealing_public: bytes, key: SigningKey, federation: str, run: str, client: str
+) -> dict[str, str]:
+    """The key server's answer to `POST /v1/runs/{run}/secret`."""
+    sealed = seal(sealing_public, secret.reveal(), bind(_RUN_SECRET, federation, run, client))
+    signature = key.sign(sealed, bind(_RUN_SECRET, federation, run, client, sealing_public))
+    return {"sealed": base64.b64encode(sealed).decode(), "signature": base64.b64encode(signature).decode()}
+
+
+def open_run_secret(
+    answer: object, sealing_key: SealingKey, key_server_public: bytes, federation: str, run: str, client: str
+) -> Secret:
+    """ρ, if the key server signed it for this federation, run and client; `TrustError` otherwise."""
+    try:
+        if not isinstance(answer, Mapping):
+            raise TypeError
+        sealed, signature = (base64.b64decode(answer[name], validate=True) for name in ("sealed", "signature"))
+    except (KeyError, TypeError, ValueError):
+        raise TrustError("the key server's answer holds no ρ that can be read") from None
+    verify(key_server_public, signature, sealed, bind(_RUN_SECRET, federation, run, client, sealing_key.public))
+    secret = sealing_key.open(sealed, bind(_RUN_SECRET, federation, run, client))
+    if len(secret) != KEY_BYTES:
+        raise TrustError(f"the key server's ρ must have {KEY_BYTES} bytes")
+    return Secret(secret)
+
+
+def serve_key_server(folder: Path, host: str | None = None, port: int | None = None) -> None:
+    """Serve the state in `folder` until told to stop."""
+    server = KeyServer(folder)
+    serve("key-server", key_server_app(server), folder, server.peers.key_server.url, host, port)
+
+
+def key_server_app(server: KeyServer) -> Starlette:
+    async def run_secret(request: Request) -> Response:
+        signed = SignedRequest(request, server.peers)
+        await signed.body()
+        return JSONResponse(await run_in_threadpool(server.run_secret, signed.client, request.path_params["run"]))
+
+    async def revoked(_: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(server.revoked))
+
+    routes = [Route("/v1/runs/{run}/secret", run_secret, methods=["POST"]), Route("/v1/revoked", revoked)]
+    return service_app("key-server", routes, server.check)

@@ -1,1 +1,0 @@
-"""The key server: its store, its HTTP application, its client."""
