@@ -16,7 +16,9 @@ from ntkfl.cli import app
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import RunConfig
 from ntkfl.methods.sums import noisy_sums, private_sums
+from ntkfl.privacy.discrete_gaussian import discrete_gaussians
 from ntkfl.privacy.randomness import Integers
+from ntkfl.tangent.clipping import clipped_gradient
 
 
 def small_cnn(inputs: tuple[int, ...], outputs: int) -> nn.Module:
@@ -71,7 +73,7 @@ def test_without_noise_the_promise_is_broken_by_far(config: RunConfig, monkeypat
 @pytest.mark.parametrize("config", RECORDS.values(), ids=RECORDS)
 def test_without_clipping_the_promise_is_broken_by_far(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A factor of 1 for every record, as computed norms of rounding errors alone would give."""
-    clip = private_sums.clipped_gradient
+    clip = clipped_gradient
 
     def unclipped(model: nn.Module, x: Tensor, Y: Tensor, loss: Any, plan: Any, each: float, *rest: Any) -> Tensor:
         return clip(model, x, Y, loss, plan, 1e30, *rest)
@@ -83,7 +85,7 @@ def test_without_clipping_the_promise_is_broken_by_far(config: RunConfig, monkey
 
 def test_too_little_noise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A third of σ is three times μ."""
-    draw = noisy_sums.discrete_gaussians
+    draw = discrete_gaussians
     monkeypatch.setattr(noisy_sums, "discrete_gaussians", lambda sigma, *rest: draw(sigma / 3, *rest))
     assert audit_canaries(CASES["mlp"], 400).shown > 1.3 * 3.0
 
