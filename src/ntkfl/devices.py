@@ -13,12 +13,7 @@ def find_device(name: str | torch.device) -> torch.device:
         found = torch.device(name)
         torch.ones(1, device=found).exp()
     except (RuntimeError, AssertionError, NotImplementedError):  # torch says each of these where a device is missing
-        here = ", ".join(devices_here())
+        cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        here = ", ".join(["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])])
         raise ConfigError(f"no device {str(name)!r} can be used on this machine: there is {here}") from None
     return found
-
-
-def devices_here() -> list[str]:
-    """Names of the devices this machine has."""
-    cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]

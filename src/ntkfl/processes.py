@@ -7,34 +7,11 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-
-
-@contextmanager
-def block_sigint() -> Iterator[None]:
-    """Children begun in this block never hear Ctrl-C, which a terminal sends to all of them.
-
-    Here it is held back for the moment it takes to begin them, not lost.
-    """
-    if sys.platform == "win32":
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def end_with_parent() -> None:
-    """For `preexec_fn`, on Linux: be told to end when the parent dies, however it dies."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 class Pool:
@@ -47,8 +24,14 @@ class Pool:
         self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(threads,))
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        with block_sigint():
+        """Queue `work(*arguments)`. A process that this begins inherits that Ctrl-C, which a terminal sends to all of
+        them, is blocked; here it is held back for a moment, not lost.
+        """
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             return self._pool.submit(work, *arguments)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close(self, at_once: bool = False) -> None:
         """Wait for what was submitted, or end it in the middle: for work that may be killed at any time."""
@@ -60,4 +43,5 @@ class Pool:
 
 def _begin(threads: int) -> None:
     torch.set_num_threads(threads)
-    end_with_parent()
+    if sys.platform == "linux":  # end when the parent dies, however it dies
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

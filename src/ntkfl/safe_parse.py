@@ -10,7 +10,7 @@ import re
 import stat
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ntkfl.errors import ConfigError
 
@@ -41,8 +41,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("it is nested too deep") from None
 
 
-def read_unlinked(path: Path) -> bytes:
-    """A file's bytes; `OSError` where it is a symbolic link, or no regular file.
+def open_unlinked(path: Path) -> BinaryIO:
+    """A file to read; `OSError` where it is a symbolic link, or no regular file.
 
     A run's folder may be somebody else's: a link in it must not bring a file of this machine into a report, nor a pipe
     halt whoever looks.
@@ -53,9 +53,15 @@ def read_unlinked(path: Path) -> bytes:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "a symbolic link, which is not followed", str(path)) from None
         raise
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "no regular file", str(path))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_unlinked(path: Path) -> bytes:
+    """A file's content; see `open_unlinked` for what is refused."""
+    with open_unlinked(path) as file:
         return file.read()
 
 

@@ -9,18 +9,7 @@ import pytest
 
 from tests.cli.command import UNWANTED, Command, wait_until_gone
 
-SMALL = [
-    "--dataset",
-    "digits",
-    "--clients",
-    "10",
-    "--clients-per-round",
-    "2",
-    "--set",
-    "hidden=[4]",
-    "--method",
-    "fedavg",
-]
+SMALL = "--dataset digits --clients 10 --clients-per-round 2 --set hidden=[4] --method fedavg"
 COMPARISON = """
 name = "stopped"
 rounds = 100000
@@ -53,7 +42,7 @@ def stop(command: Command, line: str, code: int = 130) -> str:
 @pytest.mark.parametrize("terminal", [False, True])
 def test_training_shows_the_time_left_and_says_how_to_go_on(tmp_path: Path, terminal: bool) -> None:
     out = tmp_path / "run"
-    command = Command("train", *SMALL, "--rounds", "100000", "--out", out, terminal=terminal)
+    command = Command("train", *SMALL.split(), "--rounds", "100000", "--out", out, terminal=terminal)
     command.until("(min|h) left" if terminal else "\n +3 .* \\d+[:h]\\d\\d\n")
     stop(command, f"stopped after \\d+ whole rounds?; continue with: ntkfl train --resume --out\\s+{out}")
 

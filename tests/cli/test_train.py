@@ -55,7 +55,7 @@ def test_a_run_leaves_its_folder_and_repeats_from_it(tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines[4:7]] == ["1", "2", "3"]
     assert all(len(line) <= 80 for line in lines[:-1])
     files = {p.name for p in (tmp_path / "a").iterdir()} - {".lock"}
-    written = {"config.toml", "history.jsonl", "timings.jsonl", "model.safetensors", "checkpoint", "insight.json"}
+    written = {"config.toml", "history.jsonl", "timings.jsonl", "model.safetensors", "checkpoint"}
     assert files == written
 
     again = ntkfl("train", "--config", tmp_path / "a/config.toml", "--out", tmp_path / "b")

@@ -7,10 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ntkfl.compare.spec import Comparison
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SEARCHES = [CONFIGS / f"{name}.toml" for name in ("rivals-search", "rivals-search-slow")]
+
+
+COMPARISONS = [path for path in sorted(CONFIGS.rglob("*.toml")) if "[[methods]]" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", COMPARISONS, ids=lambda path: path.stem)
+def test_every_published_comparison_can_be_read(path: Path) -> None:
+    """An option that is renamed or gone leaves none of them behind."""
+    assert Comparison.read(path).methods
 
 
 def test_equal_budgets_and_seeds_that_chose_nothing() -> None:

@@ -27,6 +27,20 @@ def test_search_follows_held_out_clients_and_extends_edges(tmp_path: Path) -> No
     assert chosen["NTK-FL"].options == {}
 
 
+def test_a_search_is_among_honest_clients(tmp_path: Path) -> None:
+    entry = {"label": "m", "method": "fedavg", "grid": {"lr": [0.1, 0.3]}, "byzantine": {"kind": "sign-flip"}}
+    comparison = Comparison(name="a", methods=[entry], search={"hold_out": 3, "rounds": [1], "extend": 0})
+    seen: list[object] = []
+
+    def run(cells: list[Cell]) -> None:
+        seen.extend(cell.config.byzantine for cell in cells)
+        FakeRuns(lambda m: m["lr"])(cells)
+
+    search(comparison, comparison.methods, tmp_path / "s", run)  # type: ignore[arg-type]
+    assert seen == [None, None]
+    assert comparison.run(comparison.methods[0], 0, {"lr": 0.1}).byzantine is not None
+
+
 def test_a_grown_grid_is_tried_next_to_its_best_alone(tmp_path: Path) -> None:
     """Of four values by four that grow to five by four: the new lr with the best number of steps and its neighbours."""
     grid = {"lr": [0.1, 0.3, 0.9, 2.7], "local_steps": [1, 2, 3, 4]}

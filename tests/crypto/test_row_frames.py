@@ -15,7 +15,6 @@ from ntkfl.crypto.row_frames import (
     FRAME_BYTES,
     Announced,
     BatchKey,
-    frame_rows,
     open_row,
     pack_rows,
     seal_rows,
@@ -41,34 +40,10 @@ def test_what_is_packed_is_unpacked(said: Announced, rows: list[bytes]) -> None:
     assert (said_again, [bytes(view) for view in views]) == (said, rows)
 
 
-@given(announcements, rows_of_one_size, st.integers(1, 9))
-def test_a_frame_in_pieces_is_the_same_frame(said: Announced, rows: list[bytes], some: int) -> None:
-    pieces = (b"".join(rows[first : first + some]) for first in range(0, len(rows), some))
-    assert b"".join(frame_rows(said, len(rows), len(rows[0]), pieces)) == pack_rows(said, rows)
-
-
 def test_the_bytes_are_those_of_the_specification() -> None:
     head = b"NTKR" + bytes([2]) + struct.pack("<IB", 3, 2) + DIGEST + struct.pack("<II", 2, 3)
     body = head + b"abcdef"
     assert pack_rows(SAID, [b"abc", b"def"]) == body + struct.pack("<I", zlib.crc32(body))
-
-
-@given(keys, keys)
-def test_numbers_keep_the_order_of_keys(a: BatchKey, b: BatchKey) -> None:
-    assert BatchKey.of(a.number) == a
-    assert (a.number < b.number) == (a < b)
-
-
-@pytest.mark.parametrize("key", [(2**32, 0), (0, 256), (-1, 0), (0, -1)])
-def test_keys_that_fit_no_field_are_refused(key: tuple[int, int]) -> None:
-    with pytest.raises(MessageError, match="must fit"):
-        pack_rows(Announced(BatchKey(*key), DIGEST), [b"row"])
-
-
-@pytest.mark.parametrize("rows", [[], [b""], [b"ab", b"abc"]])
-def test_rows_of_no_or_several_sizes_are_not_packed(rows: list[bytes]) -> None:
-    with pytest.raises(MessageError, match="of one size"):
-        pack_rows(SAID, rows)
 
 
 def test_every_truncation_and_extension_is_refused() -> None:

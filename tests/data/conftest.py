@@ -117,7 +117,7 @@ def tiny(bare: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> Tiny:
     entry = replace(
         catalog.CATALOG["mnist"],
         find=partial(mnist.find, files=files),
-        read=partial(mnist.read_with_writers, files=files),
+        read=partial(mnist.read, files=files),
         downloads=tuple(host.publish(f"{name}.gz", gzip.compress(content)) for name, content in contents.items()),
     )
     monkeypatch.setitem(catalog.CATALOG, "mnist", entry)

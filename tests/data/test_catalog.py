@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -74,18 +73,6 @@ def test_a_folder_may_be_the_root_or_the_place_itself(tiny: Any, bare: Path) -> 
     with pytest.raises(DataError, match="elsewhere does not hold mnist\nget it: "):
         load("mnist", bare / "elsewhere")
     assert tiny.host.requests == []  # a folder that was named is not replaced by a download
-
-
-def test_writers_are_read_where_they_lie_beside(tiny: Any, bare: Path) -> None:
-    folder = tiny.put(bare / "mnist")
-    assert load("mnist", bare).writers is None
-    np.savez(folder / "mnist_writer_ids.npz", train_writer=np.arange(12, dtype=np.int32))
-    writers = load("mnist", bare).writers
-    assert writers is not None
-    assert writers.tolist() == list(range(12))
-    np.savez(folder / "mnist_writer_ids.npz", train_writer=np.arange(11, dtype=np.int32))
-    with pytest.raises(DataError, match="names 11 writers for 12 training rows"):
-        load("mnist", bare)
 
 
 def test_a_wrong_setting_is_not_passed_over(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:

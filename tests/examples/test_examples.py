@@ -22,7 +22,6 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setenv("NTKFL_FEATURES", "off")
 
 
 def run(name: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from types import SimpleNamespace
 from typing import cast
 
 import torch
+from torch import Tensor
 
 import ntkfl
 from ntkfl.federation.client import Answer, Client, SeededRandomness, honest
@@ -17,9 +18,11 @@ from ntkfl.federation.server import Server
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.methods import ClientRound, Method, Outcome, State, Task
 from ntkfl.methods.combinations import settle
+from ntkfl.methods.replies import Reply
 from ntkfl.methods.robust import Robust
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
+from ntkfl.wire import Message
 
 
 def small_task(method: Method, privacy: Privacy | None = None, robust: Robust | None = None) -> Task:
@@ -39,6 +42,23 @@ def small_client(number: int, samples: int, inputs: int = 5) -> ClientRound:
     draws = torch.Generator().manual_seed(number)
     x = torch.randn(samples, inputs, generator=draws, dtype=torch.float64)
     return ClientRound(number, x, torch.arange(samples) % 3, Randomness.simulated(number))
+
+
+def lying(ids: Container[int], change: Callable[[str, Tensor], Tensor]) -> Answer:
+    """Clients that send change(name, array) in place of each array of their reply."""
+
+    def answer(method: Method, task: Task, question: Message, client: ClientRound) -> Reply:
+        reply = honest(method, task, question, client)
+        if client.id not in ids:
+            return reply
+        return type(reply)({name: change(name, a) for name, a in reply.arrays.items()}, reply.halves)
+
+    return answer
+
+
+def scaled(factor: float) -> Callable[[str, Tensor], Tensor]:
+    """Every real number times the factor."""
+    return lambda name, array: factor * array if array.is_floating_point() else array
 
 
 class Given(Client):

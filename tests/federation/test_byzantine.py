@@ -24,7 +24,7 @@ from ntkfl.wire import Message
 from ntkfl.wire.span import pack_span
 from tests.federation.rounds import small_client, small_task
 
-ANY = {"wrong-labels", "scaled-inputs", "not-finite", "extreme"}  # of clients of any method
+ANY = {"wrong-labels", "scaled-inputs"}  # of clients of any method
 
 
 def answers(
@@ -55,9 +55,9 @@ def drawn(attack: Byzantine, seed: int, clients: int) -> frozenset[int]:
 def test_byzantine_clients_are_drawn_from_the_seed() -> None:
     attack = Byzantine(kind="sign-flip", fraction=0.2)
     assert len(drawn(attack, 0, 300)) == 60
-    assert drawn(attack, 0, 300) == drawn(Byzantine(kind="random", fraction=0.2), 0, 300)
+    assert drawn(attack, 0, 300) == drawn(Byzantine(kind="flood", fraction=0.2), 0, 300)
     assert drawn(attack, 0, 300) != drawn(attack, 1, 300)
-    assert len(drawn(Byzantine(kind="random", fraction=0.01), 0, 5)) == 1
+    assert len(drawn(Byzantine(kind="flood", fraction=0.01), 0, 5)) == 1
 
 
 CODECS: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, {}), ({"form": "dense"}, {}), ({}, {"sparsity": 0.5})]
@@ -71,15 +71,6 @@ def test_jacobians_turned_round(options: Any, privacy: Any) -> None:
     true, false = (reply[1].J.dense() for reply in (honest, said))  # type: ignore[attr-defined]
     assert torch.allclose(false, -5 * true, rtol=1e-6)
     assert torch.equal(said[1].arrays["outputs"], honest[1].arrays["outputs"])
-
-
-@pytest.mark.parametrize(("options", "privacy"), CODECS)
-def test_random_jacobians_are_as_long_as_the_true_ones(options: Any, privacy: Any) -> None:
-    _, honest, said = answers(NTKFL(**options), "random", 3.0, Privacy(**privacy))
-    true, false = (reply[1].J for reply in (honest, said))  # type: ignore[attr-defined]
-    assert torch.allclose(false.norms(), 3 * true.norms(), rtol=1e-5)
-    cosine = (false.dense() * true.dense()).sum() / false.dense().norm() / true.dense().norm()
-    assert abs(float(cosine)) < 0.5
 
 
 TURNED = ["fedavg", "fedadam", "fednova", "scaffold", "qsgd", "fedcom"]
@@ -123,24 +114,18 @@ def test_sums_with_another_gradient(secure: bool, kind: str) -> None:
     assert all(torch.equal(a, said[1].arrays[n]) for n, a in honest[1].arrays.items() if n != "gradient")
 
 
-def test_labels() -> None:
+def test_wrong_labels() -> None:
     _, honest, said = answers(NTKFL(), "wrong-labels")
     assert torch.equal(said[1].arrays["labels"], (honest[1].arrays["labels"] + 1) % 3)
     assert torch.equal(said[1].arrays["outputs"], honest[1].arrays["outputs"])
-    _, honest, said = answers(NTKFL(), "scaled-labels", 10.0)
-    assert torch.equal(said[1].arrays["labels"].argmax(1), honest[1].arrays["labels"].long())
-    assert float(said[1].arrays["labels"].sum()) == 60
-    task, honest, said = answers(FedAvg(lr=0.01, local_steps=1), "scaled-labels", 10.0)
-    w = task.like
-    assert torch.allclose(said[1].arrays["weights"] - w, 10 * (honest[1].arrays["weights"] - w))
 
 
-def test_lies_about_losses_speak_for_the_worst_candidate() -> None:
+def test_lies_about_losses_speak_for_one_candidate() -> None:
     for privacy in (Privacy(), Privacy(shuffle=True)):
         method, client = NTKFL(), small_client(1, 6)
         task = small_task(method, privacy)
         asked = Message("candidates", 1, pack_span(torch.stack([task.like, 30 * task.like, task.like])))
-        for kind, favourite in (("false-losses", 1), ("shortest-flow", 0), ("longest-flow", 2)):
+        for kind, favourite in (("shortest-flow", 0), ("longest-flow", 2)):
             byzantine = ByzantineClients(Byzantine(kind=kind), frozenset({1}))
             said = byzantine.answer(method, task, asked, client)
             said.check(task)  # nothing that a check could tell
@@ -165,9 +150,8 @@ def test_a_flood_is_a_clients_samples_over_and_over() -> None:
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [
-        ("ntk-fl", set(ATTACKS)),
-        ("scaffold", ANY | {"random", "sign-flip", "scaled-labels"}),
-        ("qsgd", ANY | {"random", "sign-flip", "scaled-labels"}),
+        ("ntk-fl", set(ATTACKS) - {"random"}),
+        ("scaffold", ANY | {"random", "sign-flip"}),
         ("sum-ntk-fl", ANY | {"random", "sign-flip", "flood"}),
         ("centralized", ANY),
     ],
@@ -179,16 +163,7 @@ def test_an_attack_is_refused_where_clients_cannot_mount_it(name: str, kinds: se
             Byzantine(kind=kind).check(method)
         else:
             with pytest.raises(ConfigError, match=f"clients of {name} have no way to mount '{kind}': "):
-                Byzantine(kind=f"extreme+{kind}").check(method)
-
-
-def test_attacks_on_an_update_are_combined() -> None:
-    """What is trained on scaled labels is turned round as well."""
-    method = FedAvg(lr=0.01, local_steps=1)
-    task, _, scaled = answers(method, "scaled-labels", 3.0)
-    *_, both = answers(method, "scaled-labels+sign-flip", 3.0)
-    trained, turned = (m[1].arrays["weights"] - task.like for m in (scaled, both))
-    torch.testing.assert_close(turned, -3.0 * trained)
+                Byzantine(kind=f"wrong-labels+{kind}").check(method)
 
 
 def config(**changes: Any) -> RunConfig:
@@ -254,11 +229,11 @@ def test_boosted_updates_ruin_a_mean_and_no_robust_one(
 
 
 def test_rows_that_are_longer_than_others_are_cut_to_length(digits: ntkfl.data.Federated) -> None:
-    """Honest rows lie within a factor of four of the median, six times random ones do not; short rows cost less."""
+    """Honest rows lie within a factor of four of the median, turned ones of six times their length do not."""
     first = []
     for clip in (None, 4.0):
         torch.manual_seed(0)
-        model, attack = ntkfl.models.mlp(64, 24, 10), Byzantine(kind="random", fraction=0.2, scale=6.0)
+        model, attack = ntkfl.models.mlp(64, 24, 10), Byzantine(kind="sign-flip", fraction=0.2, scale=6.0)
         simulation = Simulation(
             model, digits, NTKFL(), clients_per_round=10, byzantine=attack, robust=Robust(row_clip=clip)
         )
@@ -271,16 +246,12 @@ def test_rows_that_are_longer_than_others_are_cut_to_length(digits: ntkfl.data.F
 
 
 def test_rows_that_were_made_up_are_found_to_the_last(digits: ntkfl.data.Federated) -> None:
-    for kind in ("sign-flip", "random"):
-        torch.manual_seed(0)
-        model, attack = ntkfl.models.mlp(64, 24, 10), Byzantine(kind=kind, fraction=0.2)
-        simulation = Simulation(
-            model, digits, NTKFL(), clients_per_round=10, byzantine=attack, robust=Robust(verify=True)
-        )
-        run = simulation.run(2, callbacks=[])
-        for record in run.history:
-            assert record["byzantine"]
-            assert record["made_up_rows"] == sum(digits.sizes[i] for i in record["byzantine"])
+    torch.manual_seed(0)
+    model, attack = ntkfl.models.mlp(64, 24, 10), Byzantine(kind="sign-flip", fraction=0.2)
+    simulation = Simulation(model, digits, NTKFL(), clients_per_round=10, byzantine=attack, robust=Robust(verify=True))
+    for record in simulation.run(2, callbacks=[]).history:
+        assert record["byzantine"]
+        assert record["made_up_rows"] == sum(digits.sizes[i] for i in record["byzantine"])
 
 
 def test_clients_that_call_everything_by_a_wrong_name_are_left_out() -> None:
@@ -294,7 +265,7 @@ def test_clients_that_call_everything_by_a_wrong_name_are_left_out() -> None:
 
 
 def test_lies_about_losses_lose_their_veto(digits: ntkfl.data.Federated) -> None:
-    attack, privacy = Byzantine(kind="false-losses", fraction=0.2), Privacy(projected_dim=30, sparsity=0.9)
+    attack, privacy = Byzantine(kind="shortest-flow", fraction=0.2), Privacy(projected_dim=30, sparsity=0.9)
     plain, trimmed = (
         accuracy(digits, METHODS["cp-ntk-fl"](), attack, 3, privacy, trim_losses=trim) for trim in (0.0, 0.4)
     )

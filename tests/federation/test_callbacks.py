@@ -1,44 +1,36 @@
-"""Callbacks: what is called, in which order, and how an error in one is told."""
+"""Callbacks: what is called, and in which order."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
-from ntkfl.federation.callbacks import Callback, CallbackList
+import pytest
 
-RECORD = {"round": 1, "test_accuracy": 0.5, "test_loss": 1.0, "clients": [0, 1], "uplink": {"update": 8}}
+import ntkfl
+from ntkfl.errors import ConfigError
 
 
-class Noted(Callback):
+class Noted(ntkfl.Callback):
     """Writes down its calls."""
 
-    def __init__(self, name: str, calls: list[Any], transcript_rounds: tuple[int, ...] = ()) -> None:
-        self.name, self.calls, self.transcript_rounds = name, calls, transcript_rounds
+    def __init__(self, name: str, calls: list[Any]) -> None:
+        self.name, self.calls = name, calls
 
-    def on_start(self, note: str) -> None:
-        self.calls.append((self.name, "start", note))
+    def on_begin(self, rounds: int) -> None:
+        self.calls.append((self.name, "begin", rounds))
 
     def on_round(self, record: dict[str, Any], timing: dict[str, Any]) -> None:
-        self.calls.append((self.name, "round", record["round"]))
-
-    def on_transcript(self, transcript: Any) -> None:
-        self.calls.append((self.name, "transcript", transcript.round))
+        self.calls.append((self.name, record["round"], timing["round"]))
 
     def on_end(self) -> None:
         self.calls.append((self.name, "end"))
 
 
-def test_callbacks_are_called_in_order_and_get_only_the_transcripts_they_ask_for() -> None:
-    calls: list[Any] = []
-    both = CallbackList([Noted("a", calls, (2,)), Noted("b", calls, (2, 3))])
-    assert both.transcript_rounds == {2, 3}
-    both.on_start("1 MiB")
-    both.on_transcript(SimpleNamespace(round=3))
-    both.on_transcript(SimpleNamespace(round=2))
-    both.on_round(RECORD, {"round": 1})
-    both.on_end()
-    assert calls == [
-        ("a", "start", "1 MiB"), ("b", "start", "1 MiB"), ("b", "transcript", 3), ("a", "transcript", 2),
-        ("b", "transcript", 2), ("a", "round", 1), ("b", "round", 1), ("a", "end"), ("b", "end"),
-    ]  # fmt: skip
+def test_callbacks_are_called_in_the_order_given() -> None:
+    fed, calls = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=3), seed=0), list[Any]()
+    model, method = ntkfl.models.mlp(64, 4, 10), ntkfl.methods.FedAvg(local_steps=1)
+    ntkfl.train(model, fed, method, rounds=2, callbacks=[Noted("a", calls), Noted("b", calls)])
+    expected = [("begin", 2), (1, 1), (2, 2), ("end",)]
+    assert calls == [(name, *call) for call in expected for name in "ab"]
+    with pytest.raises(ConfigError, match="must be an instance of a subclass"):
+        ntkfl.train(model, fed, method, callbacks=[print])  # type: ignore[list-item]

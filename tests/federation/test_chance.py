@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 
 import ntkfl
 from ntkfl.errors import NTKFLError
-from ntkfl.federation.chance import advice
 from ntkfl.federation.server import remarks
 from ntkfl.methods import METHODS, FedAvg, Method, Privacy, SumNTKFL
 from tests.cli.test_train import ntkfl as command
@@ -46,21 +44,11 @@ def test_constants_are_of_the_labels(digits: ntkfl.data.Federated) -> None:
 def test_a_run_whose_loss_explodes_has_failed(digits: ntkfl.data.Federated) -> None:
     with pytest.warns(UserWarning, match="the model is worse than a constant prediction: test loss") as told:
         run = trained(digits, FedAvg(lr=300.0, local_steps=3))
-    assert "try shorter steps: lr (now 300), local_steps (now 3)" in str(told[0].message)
+    assert "take shorter steps" in str(told[0].message)
     assert told[0].filename == __file__
     assert run.failure.startswith("the model is worse than a constant prediction")
-    assert "training diverges; try shorter steps: lr (now 300)" in run.history[0]["warning"]
-    assert len([record for record in run.history if "warning" in record]) == 2  # of six rounds, the first and the sixth
-    assert any(line.startswith("warning: test loss") for line in remarks(run.history[0]))
-
-
-def test_five_rounds_at_chance_are_told_of(digits: ntkfl.data.Federated) -> None:
-    x, y = digits.test
-    noise = ntkfl.data.from_clients([(x, y.flip(0)[torch.randperm(len(y))])] * 3, test=(torch.zeros_like(x), y))
-    run = trained(noise, FedAvg(lr=1e-6, local_steps=1))
-    (record,) = [record for record in run.history if "warning" in record]
-    assert record["round"] == 5
-    assert "for 5 rounds no better than a constant; try shorter or longer steps: lr (now 1e-06)" in record["warning"]
+    assert [record["round"] for record in run.history if "warning" in record] == [1]
+    assert any(line.startswith("warning: the model is worse") for line in remarks(run.history[0]))
 
 
 def test_real_targets_are_compared_with_their_mean() -> None:
@@ -68,12 +56,12 @@ def test_real_targets_are_compared_with_their_mean() -> None:
     fed = ntkfl.data.from_clients([(x, x.sum(1, keepdim=True))] * 3, test=(x, x.sum(1, keepdim=True)))
     assert not trained(fed, FedAvg(loss="mse", local_steps=20)).failure
     shifted = ntkfl.data.from_clients([(x, 30 + x[:, :1])] * 3, test=(x, x[:, :1]))
-    with pytest.warns(UserWarning, match=r"worse than a constant prediction: test loss [^,]*;"):
+    with pytest.warns(UserWarning, match="worse than a constant prediction: test loss"):
         trained(shifted, FedAvg(loss="mse", local_steps=20))
 
 
 @pytest.mark.parametrize("method", [FedAvg(), SumNTKFL(), METHODS["private-sums"]()])
-@pytest.mark.parametrize("rounds", [1, 2, 6])
+@pytest.mark.parametrize("rounds", [1, 6])
 def test_runs_that_learn_are_left_alone(method: Method, rounds: int, digits: ntkfl.data.Federated) -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -84,18 +72,10 @@ def test_runs_that_learn_are_left_alone(method: Method, rounds: int, digits: ntk
     assert not [record for record in run.history if "constant" in record.get("warning", "")]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_advice_is_of_options_that_the_method_has(name: str) -> None:
-    method = METHODS[name]()
-    named = re.findall(r"(\w+) \(now", advice(method))
-    assert set(named) <= set(METHODS[name].model_fields)
-    assert " lr" not in advice(METHODS["ntk-fl"]())  # the flow has no use for it
-
-
 def test_numbers_that_are_not_finite_come_with_advice(digits: ntkfl.data.Federated) -> None:
     with pytest.raises(NTKFLError) as met:
         trained(digits, FedAvg(lr=1e30, local_steps=5))
-    assert any("try shorter steps: lr (now 1e+30)" in note for note in met.value.__notes__)
+    assert any("take shorter steps" in note for note in met.value.__notes__)
 
 
 def test_the_command_ends_with_an_error_and_keeps_the_run(tmp_path: Path) -> None:
@@ -103,7 +83,6 @@ def test_the_command_ends_with_an_error_and_keeps_the_run(tmp_path: Path) -> Non
     failed = command("train", *SMALL, *how, "--set", "lr=300")
     assert failed.returncode == 2
     assert failed.stderr.startswith("ntkfl: the model is worse than a constant prediction: test loss")
-    assert "try shorter steps: lr (now 300), local_steps (now 2)" in failed.stderr
     run = ntkfl.Run.load(tmp_path / "a")
     assert len(run.history) == 6
     assert run.failure

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.errors import ModelError
-from ntkfl.methods import NTKFL, FedAvg, Method, SumNTKFL
+from ntkfl.methods import NTKFL, FedAvg, Method
 
-METHODS = [FedAvg(local_steps=2), SumNTKFL(), NTKFL(steps=(50, 100))]
+METHODS = [FedAvg(local_steps=2), NTKFL(steps=(50, 100))]
 
 
 def network() -> nn.Module:

@@ -57,7 +57,7 @@ def test_clients_of_ones_own_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("own_config_clients:pair", "ntk-fl", "must give clients"),
         ("own_config_clients:nobody", "ntk-fl", "no function 'nobody'"),
         ("not_there:clients", "ntk-fl", "cannot import 'not_there'"),
-        ("own_config_clients:clients", "data-share", "these come dealt"),
+        ("own_config_clients:clients", "data-share", "own clients come dealt"),
     ):
         with pytest.raises(ConfigError, match=message):
             load_data(RunConfig(data={"dataset": dataset}, method={"name": method}, **common))

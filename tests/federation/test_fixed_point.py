@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ntkfl.errors import NumericalError
-from ntkfl.federation.fixed_point import fit, from_words, scale_of, to_words
+from ntkfl.federation.secure_sum import fit, from_words, scale_of, to_words
 
 limits = st.floats(1e-9, 1e9)
 ROUNDED_UP, ROUNDED_DOWN = 0.0, 1 - 2.0**-53

@@ -16,9 +16,8 @@ from typer.testing import CliRunner
 import ntkfl
 from ntkfl.cli import app
 from ntkfl.errors import ConfigError
-from ntkfl.federation.config import build_method, describe_method
+from ntkfl.federation.config import build_method
 from ntkfl.methods import FedAvg
-from ntkfl.safe_parse import read_toml
 
 ROOT = Path(__file__).parents[2]
 SIGNS, MOMENTUM = "own_method:SignSGD", "momentum:ServerMomentum"
@@ -44,15 +43,6 @@ def run(*arguments: str | Path) -> str:
     done = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert done.exit_code == 0, done.output
     return done.output
-
-
-@pytest.mark.parametrize("name", [SIGNS, MOMENTUM])
-def test_what_describes_a_method_makes_it_again(name: str) -> None:
-    method = build_method({"name": name, "lr": 0.03})
-    assert method.name == name
-    again = build_method(describe_method(method))
-    assert type(again) is type(method)
-    assert again == method
 
 
 @pytest.mark.parametrize(
@@ -165,20 +155,6 @@ def test_server_momentum_is_the_equation_printed_above_it() -> None:
     assert torch.allclose(weights(own, model(), 1), w1, rtol=1e-12)
     w2 = w1 + 0.5 * v1 + (weights(FedAvg(**how), model(w1), 1) - w1)
     assert torch.allclose(weights(own, model(), 2), w2, rtol=1e-9, atol=1e-12)
-
-
-def test_on_the_command_line_and_resumed(tmp_path: Path) -> None:
-    small = ["--dataset", "digits", "--clients", "6", "--clients-per-round", "3", "--set", "hidden=[8]"]
-    given = ["train", "--method", MOMENTUM, "--set", "momentum=0.5", "--set", "local_steps=2", *small]
-    run(*given, "--rounds", "3", "--out", tmp_path / "whole")
-    run(*given, "--rounds", "1", "--out", tmp_path / "parts")
-    run("train", "--resume", "--rounds", "3", "--out", tmp_path / "parts", "--allow-code")
-    whole, parts = (tmp_path / name for name in ("whole", "parts"))
-    assert (whole / "history.jsonl").read_text() == (parts / "history.jsonl").read_text()
-    assert (whole / "model.safetensors").read_bytes() == (parts / "model.safetensors").read_bytes()
-    kept = read_toml(parts / "config.toml")["method"]
-    assert (kept["name"], kept["momentum"], kept["local_steps"]) == (MOMENTUM, 0.5, 2)
-    run("report", whole, "--out", tmp_path / "page.html")
 
 
 def test_what_torch_draws_in_it_follows_from_the_seed(tmp_path: Path) -> None:

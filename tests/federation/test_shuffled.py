@@ -14,8 +14,7 @@ import ntkfl
 from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey
 from ntkfl.crypto.row_frames import Announced, BatchKey, seal_rows, unpack_rows
 from ntkfl.errors import TooFew
-from ntkfl.federation.byzantine import Byzantine, ByzantineClients
-from ntkfl.federation.client import honest
+from ntkfl.federation.client import Answer, honest
 from ntkfl.federation.shuffled import RowSchema, open_rows, seal_reply
 from ntkfl.federation.transport import Traffic
 from ntkfl.federation.validation import filter_replies
@@ -23,7 +22,7 @@ from ntkfl.methods import METHODS, NTKFL, ClientRound, Method, Privacy, Task
 from ntkfl.methods.replies import Reply
 from ntkfl.services.shuffler.store import BatchStore
 from ntkfl.wire import Message
-from tests.federation.rounds import play_round, server_of, small_client, small_task
+from tests.federation.rounds import lying, play_round, server_of, small_client, small_task
 
 SAID = Announced.of(BatchKey(1, 0), b"announced")
 WHERE = ("federation", "run", SAID)
@@ -47,7 +46,9 @@ class Received(NamedTuple):
 def receive(task: Task, sealed: Sequence[bytes], schema: RowSchema, opener: SealingKey) -> Received:
     opened = open_rows(sealed, schema, opener, *WHERE)
     filtered = filter_replies(schema.reply, task, opened.messages)
-    return Received(filtered.replies, filtered.rows, +(opened.rejected + filtered.rejected), opened.repeated)
+    return Received(
+        filtered.replies, sum(map(len, filtered.replies)), +(opened.rejected + filtered.rejected), opened.repeated
+    )
 
 
 def make(n: int = 6, options: Any = None, privacy: Any = None) -> tuple[Task, Reply]:
@@ -139,20 +140,20 @@ def test_extreme_rows_are_dropped_before_they_drown_the_rest(options: Any, priva
     assert received.rejected.total() == len(scaled) > 0
 
 
-def scaled_labels(clients: int, ids: set[int]) -> tuple[Task, Method, list[ClientRound], ByzantineClients]:
+def scaled_labels(clients: int, ids: set[int]) -> tuple[Task, Method, list[ClientRound], Answer]:
     """Labels ten times what they are have another type than labels: such rows have another length."""
     method = METHODS["cp-ntk-fl"](steps=(50,))  # one candidate: whose losses count for it changes nothing
     task = small_task(method, Privacy(projected_dim=5))
     people = [small_client(i, 4 + i) for i in range(clients)]
-    return task, method, people, ByzantineClients(Byzantine(kind="scaled-labels", scale=10.0), frozenset(ids))
+    return task, method, people, lying(ids, lambda name, array: 10.0 * array if name == "labels" else array)
 
 
 @pytest.mark.parametrize("ids", [{0}, {3}, {0, 1}])
 def test_whose_rows_the_shuffler_refuses_is_as_if_absent(ids: set[int]) -> None:
     """Also where corrupted rows are as common as true ones, and come first."""
-    task, method, people, byzantine = scaled_labels(4, ids)
+    task, method, people, respond = scaled_labels(4, ids)
     start = method.start(task, task.like)
-    outcome, traffic = play_round(task, method, start, 1, people, respond=byzantine.answer)
+    outcome, traffic = play_round(task, method, start, 1, people, respond=respond)
     assert traffic.rejected == {"malformed": sum(len(people[i]) for i in ids)}
     alone, none = play_round(task, method, start, 1, [person for person in people if person.id not in ids])
     assert torch.equal(outcome.state["weights"], alone.state["weights"])
@@ -161,9 +162,9 @@ def test_whose_rows_the_shuffler_refuses_is_as_if_absent(ids: set[int]) -> None:
 
 
 def test_one_honest_client_is_no_crowd() -> None:
-    task, method, people, byzantine = scaled_labels(3, {0, 2})
+    task, method, people, respond = scaled_labels(3, {0, 2})
     with pytest.raises(TooFew, match=r"1 clients' rows were taken, too few .* 10 rows were malformed"):
-        play_round(task, method, method.start(task, task.like), 1, people, respond=byzantine.answer)
+        play_round(task, method, method.start(task, task.like), 1, people, respond=respond)
 
 
 def test_copies_are_dropped_and_rows_sealed_twice_are_counted() -> None:

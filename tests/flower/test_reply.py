@@ -25,7 +25,6 @@ from tests.flower.cases import (
     difference,
     grid_of,
     in_process,
-    normalised,
     perceptron,
     run,
     samples,
@@ -124,9 +123,8 @@ def half_frozen(trained: bool) -> nn.Module:
 @pytest.mark.parametrize("make", [backbone, half_frozen])
 @pytest.mark.parametrize("method", [SumRidge(), FedAvg()], ids=lambda m: m.name)
 def test_what_does_not_train_is_the_servers_at_every_client_and_is_sent_once(
-    method: Any, make: Callable[[bool], nn.Module], monkeypatch: pytest.MonkeyPatch
+    method: Any, make: Callable[[bool], nn.Module]
 ) -> None:
-    monkeypatch.setenv("NTKFL_FEATURES", "off")
     clients = samples()
     grid = grid_of(lambda: make(True), clients)
     for node in (10, 20):
@@ -135,14 +133,6 @@ def test_what_does_not_train_is_the_servers_at_every_client_and_is_sent_once(
     assert difference(weights(result), in_process(method, lambda: make(True), clients, 2)) < 1e-9
     sent = [m.metadata.dst_node_id for m in grid.asked if "ntkfl.frozen" in m.content]
     assert sent == [10, 20]
-
-
-def test_running_statistics_stay_the_servers_where_a_method_trains_weights_alone() -> None:
-    clients, pretrained = samples(), normalised()
-    pretrained[1].running_mean.fill_(0.5)
-    result = run(grid_of(normalised, clients), SumNTKFL(), lambda: copy.deepcopy(pretrained), 1)
-    assert torch.equal(weights(result)["1.running_mean"], pretrained[1].running_mean)
-    assert difference(weights(result), in_process(SumNTKFL(), lambda: copy.deepcopy(pretrained), clients, 1)) < 1e-9
 
 
 # A question that comes again.

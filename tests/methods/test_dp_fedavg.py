@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from ntkfl.errors import ConfigError
 from ntkfl.methods import ClientRound, DPFedAvg, FedAvg, Task
 from ntkfl.methods.sums.noisy_sums import guarantees, promises
-from ntkfl.privacy.accounting import Participation
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.privacy.sum_accounting import budget
+from ntkfl.privacy.sum_accounting import Participation, budget
 from ntkfl.privacy.sum_noise import GRAINS, integer_change
 from tests.methods.private import assert_variance, integers, noise, private_task
 from tests.methods.rounds import play, small_clients

@@ -13,9 +13,8 @@ from ntkfl.methods import ClientRound, PrivateRidge, Task
 from ntkfl.methods.sums.noisy_sums import guarantees, noise_advice, promises
 from ntkfl.methods.sums.private_ridge import RidgeIntegers, cleaned
 from ntkfl.methods.sums.whitening import scaled_triangle, unscaled
-from ntkfl.privacy.accounting import Participation
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.privacy.sum_accounting import budget
+from ntkfl.privacy.sum_accounting import Participation, budget
 from ntkfl.privacy.sum_noise import integer_change
 from ntkfl.wire import Message
 from tests.methods.private import asked, assert_variance, integers, noise, others, private_task

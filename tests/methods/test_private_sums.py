@@ -17,10 +17,9 @@ from ntkfl.methods.sums.dp_fedavg import DPFedAvg
 from ntkfl.methods.sums.noisy_sums import NoisySums, guarantees, momentum_step, noise_advice, promises
 from ntkfl.methods.sums.private_sums import GradientSums
 from ntkfl.methods.sums.whitening import REST, WHITENING, directions, read_whitening, scaled_triangle, whitening_arrays
-from ntkfl.privacy.accounting import Participation
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
-from ntkfl.privacy.sum_accounting import budget, spent
+from ntkfl.privacy.sum_accounting import Participation, budget, spent
 from ntkfl.privacy.sum_noise import COUNT, GRAINS, integer_change
 from ntkfl.wire import Message
 from tests.methods.private import asked, assert_variance, integers, noise, others, private_task

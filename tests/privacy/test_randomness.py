@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ntkfl.errors import ConfigError
-from ntkfl.federation.client import SeededRandomness, SystemRandomness
+from ntkfl.federation.client import SeededRandomness
 from ntkfl.methods import ClientRound
 from ntkfl.privacy.discrete_gaussian import discrete_gaussians
 from ntkfl.privacy.randomness import Purpose, Randomness
@@ -31,10 +31,10 @@ def test_keys_that_differ_in_one_high_bit_draw_other_noise(bit: int) -> None:
     assert not np.array_equal(*(own.orders("batches", 2, 40) for own in keys))
 
 
-@pytest.mark.parametrize("draws", [SystemRandomness(), SeededRandomness(1, 0)])
-def test_a_search_over_seeds_finds_no_noise(draws: SystemRandomness | SeededRandomness) -> None:
+@pytest.mark.parametrize("own", [Randomness.fresh(), SeededRandomness(1, 0).of_round(1)], ids=["fresh", "seeded"])
+def test_a_search_over_seeds_finds_no_noise(own: Randomness) -> None:
     """The attack, for a client whose seed lies in the searched range: noise by torch's generator is found at once."""
-    client = ClientRound(0, torch.randn(20, 6), torch.arange(20) % 3, draws.of_round(1))
+    client = ClientRound(0, torch.randn(20, 6), torch.arange(20) % 3, own)
     rows = client.x / client.x.norm(dim=1, keepdim=True)
     drawn = discrete_gaussians(24.0 * GRAINS, rows.numel(), client.randomness) / GRAINS
     seen = rows + torch.from_numpy(drawn).float().view(rows.shape)
@@ -118,6 +118,6 @@ def test_the_key_does_not_show_and_is_never_written() -> None:
             write(own)
     with pytest.raises(ConfigError, match="32 bytes"):
         Randomness(bytes(8))
-    assert SystemRandomness().of_round(1).seed("noise") != SystemRandomness().of_round(1).seed("noise")
+    assert Randomness.fresh().seed("noise") != Randomness.fresh().seed("noise")
     again = SeededRandomness(0, 1)
     assert again.of_round(2).seed("noise") == again.of_round(2).seed("noise") != again.of_round(3).seed("noise")

@@ -48,9 +48,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     every = [cell for own in cells.values() for cell in own]
     write_plan(root / "small", comparison, every)
     for cell in every:
-        execute(cell.config, out=cell.folder.path, insight=True)
+        execute(cell.config, out=cell.folder.path)
     common = {"clients_per_round": 3, "data": DATA, "model": {"hidden": [8]}}
-    execute(RunConfig(rounds=4, method=AVERAGING, **common), out=root / "whole", insight=True)
+    execute(RunConfig(rounds=4, method=AVERAGING, **common), out=root / "whole")
 
     def interrupt(record: dict[str, object], _: object) -> None:
         if record["round"] == 2:

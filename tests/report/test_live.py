@@ -81,9 +81,7 @@ def test_a_round_appears_by_itself_and_a_stop_is_said(
     assert "stopped after 3 of 6 rounds" in row.inner_text()
     assert page.evaluate("window.kept")
     assert page.inner_text("#live") == "live"
-    page.wait_for_function(
-        "document.querySelectorAll('#clients .bubble').length > 0"
-    )  # details, asked for on their own
+    page.wait_for_function("document.querySelectorAll('#audit tr').length > 0")  # details, asked for on their own
 
 
 def test_it_answers_to_its_own_name_and_gives_nothing_else_away(server: LiveServer, runs: Path) -> None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-import ntkfl
 from ntkfl.compare.plan import read_plan
 from ntkfl.errors import RunFolderError
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.report.page import write_report
 from ntkfl.report.runs import find, history, require
-from ntkfl.report.view import insight, view
+from ntkfl.report.view import view
 from ntkfl.safe_parse import read_unlinked
 
 
@@ -116,7 +113,7 @@ def test_links_in_a_run_are_not_followed(runs: Path, tmp_path: Path) -> None:
     secret.write_text('key = "hunter2"\n')
     (tmp_path / "ours").mkdir()
     (tmp_path / "ours" / "findings.json").write_text('{"verdicts": {"aggregator": "hunter2"}}')
-    files = ("config.toml", "history.jsonl", "timings.jsonl", "failed.txt", "insight.json", "audit")
+    files = ("config.toml", "history.jsonl", "timings.jsonl", "failed.txt", "audit")
     for name in files:
         run = tmp_path / "theirs" / name.partition(".")[0]
         run.mkdir(parents=True)
@@ -125,8 +122,8 @@ def test_links_in_a_run_are_not_followed(runs: Path, tmp_path: Path) -> None:
         (run / name).unlink(missing_ok=True)
         (run / name).symlink_to(tmp_path / "ours" if name == "audit" else secret)
         found = view(named(run, run.name))
-        assert (found["condition"] == "failed") == (name not in ("insight.json", "audit")), found["text"]
-        assert "hunter2" not in json.dumps(found | insight(named(run, run.name)))
+        assert (found["condition"] == "failed") == (name != "audit"), found["text"]
+        assert "hunter2" not in json.dumps(found)
     error = tmp_path / "theirs" / "history.error.txt"
     error.symlink_to(secret)
     assert "hunter2" not in json.dumps(view(named(tmp_path / "theirs" / "history", "history")))
@@ -134,6 +131,8 @@ def test_links_in_a_run_are_not_followed(runs: Path, tmp_path: Path) -> None:
     assert "hunter2" not in page.read_text()
     with pytest.raises(OSError, match="not followed"):
         read_unlinked(error)
+    os.mkfifo(tmp_path / "theirs" / "history" / ".lock")
+    assert not RunFolder(tmp_path / "theirs" / "history").in_use  # nobody is waited for
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="no regular file"):  # and does not wait for a writer
         read_unlinked(tmp_path / "pipe")
@@ -150,52 +149,3 @@ def test_what_is_no_run_is_refused_in_one_line(make: str, message: str, tmp_path
         path.mkdir()
     with pytest.raises(RunFolderError, match=message):
         require([path])
-
-
-def test_spectra_are_the_kernels_of_the_first_and_last_weights(runs: Path) -> None:
-    """Against a run rebuilt by hand: data, cohort, first weights and the checkpoint's."""
-    run = named(runs, "whole")
-    found = insight(run)
-    records, state = run.folder.records(), run.folder.load_checkpoint()[1]
-    fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=20, alpha=0.1), seed=0)
-    assert found["clients"]["counts"] == fed.counts().tolist()
-    assert found["clients"]["title"] == "digits, 20 clients (Dirichlet α = 0.1, composition)"
-    x = torch.cat([fed.client(i)[0] for i in records[-1]["clients"]])
-    model = ntkfl.models.mlp(64, 8, 10)
-    with torch.no_grad():
-        for p, w in zip(model.parameters(), state["state/weights"].split([512, 8, 80, 10]), strict=True):
-            p.copy_(w.view_as(p))
-    H = ntkfl.jacobian(model, x[:: math.ceil(len(x) / 256)], form="dense").kernel()
-    first, last = found["spectra"]
-    assert last["label"] == "after round 4"
-    expected = torch.linalg.eigvalsh(H.double() / len(H)).flip(0)
-    torch.testing.assert_close(torch.tensor(last["values"][:20]).double(), expected[:20], rtol=2e-3, atol=1e-6)
-    assert first["values"] != last["values"]
-
-
-def test_a_run_made_in_python_keeps_its_classes_and_spectra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data and network are its user's, and no report can rebuild them."""
-    fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=20, alpha=0.1), seed=0)
-    torch.manual_seed(3)
-    model = ntkfl.models.mlp(64, 8, 10)
-    method = ntkfl.methods.FedAvg(local_steps=2, lr=0.1)
-    trained = ntkfl.train(model, fed, method, rounds=2, clients_per_round=3, out=tmp_path / "own", callbacks=[])
-    found = insight(named(tmp_path, "own"))
-    assert found["clients"]["counts"] == fed.counts().tolist()
-    first, last = found["spectra"]
-    assert (first["label"], last["label"]) == ("round 1", "after round 2")
-    x = torch.cat([fed.client(i)[0] for i in trained.history[0]["clients"]])
-    H = ntkfl.jacobian(model, x[:: math.ceil(len(x) / 256)], form="dense").kernel()
-    expected = torch.linalg.eigvalsh(H.double() / len(H)).flip(0)
-    torch.testing.assert_close(torch.tensor(first["values"][:20]).double(), expected[:20], rtol=2e-3, atol=1e-6)
-    assert first["values"] != last["values"]
-
-    def out_of_memory(*_: object, **__: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("ntkfl.federation.insight.jacobian", out_of_memory)
-    again = ntkfl.train(model, fed, method, rounds=2, clients_per_round=3, out=tmp_path / "again", callbacks=[])
-    assert again.history == trained.history  # the run itself is none the worse
-    found = insight(named(tmp_path, "again"))
-    assert found["clients"]["counts"] == fed.counts().tolist()
-    assert found["spectra_missing"] == "could not be computed (MemoryError)"

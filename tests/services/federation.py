@@ -129,4 +129,4 @@ def raw(url: str, folder: Path, method: str, path: str, body: bytes = b"", **opt
 
 
 def signed_headers(issued: str, key: SigningKey, method: str, path: str, body: bytes = b"") -> dict[str, str]:
-    return sign_request(issued, key, method, path, body)
+    return {"authorization": sign_request(issued, key, method, path, body)}

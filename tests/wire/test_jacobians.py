@@ -78,13 +78,6 @@ def test_every_architecture_survives_and_splits_by_sample(name: str) -> None:
         assert_same(received(Message("rows", 3, join_rows(rows)), J), J)
 
 
-def test_dense_form_survives() -> None:
-    model, x = ntkfl.models.mlp(6, 5, 3), torch.randn(4, 6)
-    J = ntkfl.jacobian(model, x, form="dense")
-    assert isinstance(J, BlockJacobian)
-    assert_same(received(Message("rows", 3, pack_jacobian(J)), J), J)
-
-
 def test_an_upload_costs_what_its_factors_weigh() -> None:
     J = ntkfl.jacobian(ntkfl.models.mlp(784, 100, 10), torch.randn(200, 784))
     sent = len(Message("rows", 1, pack_jacobian(J)).encode())

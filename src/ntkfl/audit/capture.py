@@ -7,7 +7,8 @@ record met on the way must then equal the one in its history.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,13 +17,13 @@ from torch import Tensor
 
 from ntkfl.data import Federated
 from ntkfl.errors import ConfigError, RunFolderError
-from ntkfl.federation.build import build_model, load_data
+from ntkfl.federation.build import load_data
 from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import Record, RunFolder, called
-from ntkfl.federation.simulation import Simulation, execute
-from ntkfl.federation.transcript import Exchange, Transcript
+from ntkfl.federation.simulation import simulation_of
 from ntkfl.methods import Method, Task
+from ntkfl.methods.base import Outgoing
 from ntkfl.methods.replies import Reply
 from ntkfl.privacy.projection import Projection
 from ntkfl.wire import Message
@@ -42,7 +43,7 @@ class Capture:
     cohort: tuple[int, ...]  # ids, known to the aggregator
     truth: list[tuple[Tensor, Tensor]] = field(repr=False)  # (x as the network took it, y) a client: for scoring only
     raw: list[Tensor] = field(repr=False)  # the unprojected inputs a client: for scoring only
-    exchange: Exchange = field(repr=False)  # of the uploads; says who sent which row: for scoring only
+    sent_by: list[tuple[int, int]] = field(repr=False)  # shuffled: (client, its n-th row) a row: for scoring only
     after: Tensor = field(repr=False)  # the weights [d] that the round ended with, which the next broadcast tells
     projection: Projection | None = field(default=None, repr=False)  # clients and the key server know it, nobody else
     public: tuple[Tensor, Tensor] | None = field(default=None, repr=False)  # raw x, y anybody may have: the test set
@@ -52,7 +53,7 @@ class Capture:
     @property
     def senders(self) -> list[int] | None:
         """Shuffled: the true sender of each row of the joined upload, for scoring only."""
-        return None if self.exchange.senders is None else list(self.exchange.senders)
+        return [client for client, _ in self.sent_by] or None
 
     @property
     def reply(self) -> type[Reply]:
@@ -68,14 +69,13 @@ class Capture:
         """(x, y, raw) of every row in the order the aggregator has them: for scoring only."""
         xs, ys = zip(*self.truth, strict=True)
         x, y, raw = torch.cat(xs), torch.cat(ys), torch.cat(self.raw)
-        senders, samples = self.exchange.senders, self.exchange.samples
-        if senders is None or samples is None or not self.reply.sampled:
+        if not (self.sent_by and self.reply.sampled):
             return x, y, raw
         starts, at = {}, 0
         for client, labels in zip(self.cohort, ys, strict=True):
             starts[client] = at
             at += len(labels)
-        order = torch.tensor([starts[c] + n for c, n in zip(senders, samples, strict=True)])
+        order = torch.tensor([starts[client] + n for client, n in self.sent_by])
         return x[order], y[order], raw[order]
 
     def images(self, x: Tensor) -> Tensor:
@@ -85,6 +85,38 @@ class Capture:
         shape = self.raw[0].shape[1:]
         mean, std = (torch.tensor(v, dtype=x.dtype).view(-1, 1, 1) for v in self.pixels)
         return (x.reshape(len(x), *shape) * std + mean).clamp(0, 1)
+
+
+class _FirstExchange:
+    """The first exchange of one round: the question, the replies as the aggregator has them, and of shuffled rows who
+    sent which.
+    """
+
+    def __init__(self, round: int, method: Method, shuffled: bool) -> None:
+        self.round, self.method, self.shuffled = round, method, shuffled
+        self.cohort: tuple[int, ...] = ()
+        self.replies: list[bytes] = []
+        self.sent_by: list[tuple[int, int]] = []
+        self._rows: dict[bytes, list[tuple[int, int]]] = defaultdict(list)  # by a row's bytes
+
+    def asked(self, question: Outgoing, cohort: Sequence[int]) -> None:
+        first = question if isinstance(question, Message) else question[cohort[0]]
+        self.hearing = first.round == self.round and not self.cohort
+        if self.hearing:
+            self.cohort, self.question = tuple(cohort), first.encode()
+
+    def sent(self, client: int, message: Message) -> None:
+        if self.hearing and self.shuffled:
+            kind = self.method.replies[Message.decode(self.question).kind]
+            for n, row in enumerate(kind(message.arrays, message.halves).split()):
+                self._rows[row.message(self.round).encode()].append((client, n))
+
+    def answered(self, replies: Sequence[Reply]) -> None:
+        if self.hearing:
+            self.replies = [reply.message(self.round).encode() for reply in replies]
+            rows = [row.message(self.round).encode() for reply in replies for row in reply.split()]
+            self.sent_by = [self._rows[row].pop() for row in rows] if self.shuffled else []
+            self.hearing = False
 
 
 def capture(
@@ -97,23 +129,13 @@ def capture(
     if masked:
         given = {name: getattr(config, name) for name in config.model_fields_set}
         config = RunConfig(**given | {"privacy": config.settled[0].model_copy(update={"secure_sum": False})})
-    heard: list[Transcript] = []
-    played = config.model_copy(update={"rounds": round, "stop_at": None})
-    listener = Functions(on_round=on_round, on_transcript=heard.append, transcript_rounds=[round])
-    after = execute(played, data=data, callbacks=[listener]).checkpoint["state/weights"]
-    simulation = Simulation(
-        build_model(config, data),
-        data,
-        config.built_method,
-        clients_per_round=config.clients_per_round,
-        seed=config.seed,
-        hold_out=config.hold_out,
-        privacy=config.privacy,
-        robust=config.robust,
-    )  # to ask what clients held; it plays nothing
-    task, broadcast = simulation.task, Message.decode(heard[0].exchanges[0].questions[0])
-    reply = simulation.method.replies[broadcast.kind]
-    clients, cohort, first, rows = simulation.clients, heard[0].cohort, heard[0].exchanges[0], simulation.data.rows
+    simulation = simulation_of(config, data)
+    first = _FirstExchange(round, simulation.method, simulation.task.privacy.shuffle)
+    simulation.local.listener = first
+    after = simulation.run(round, callbacks=[Functions(on_round=on_round)]).checkpoint["state/weights"]
+    simulation = simulation_of(config, data)  # as it was before the first round, to ask what clients held
+    task, broadcast, cohort = simulation.task, Message.decode(first.question), first.cohort
+    reply, clients, rows = simulation.method.replies[broadcast.kind], simulation.clients, simulation.data.rows
     held = [simulation.data.client(i)[0] for i in cohort]
     played_by = [clients[i].at(round) for i in cohort]
     return Capture(
@@ -125,7 +147,7 @@ def capture(
         cohort=cohort,
         truth=[(client.x, client.y) for client in played_by],
         raw=[x[clients[i].drawn(round, len(x))] for i, x in zip(cohort, held, strict=True)],
-        exchange=first,
+        sent_by=first.sent_by,
         after=after,
         projection=clients.projection,
         public=simulation.data.test,

@@ -98,7 +98,6 @@ def train(
     Example: ntkfl train --dataset fashion-mnist --alpha 0.1 --rounds 10 --out runs/a
     """
     from ntkfl.federation.callbacks import Functions
-    from ntkfl.federation.chance import advice
     from ntkfl.federation.server import remarks
     from ntkfl.federation.simulation import execute
     from ntkfl.progress import RoundTable
@@ -126,11 +125,11 @@ def train(
 
     listener = Functions(on_start=display.note, on_round=on_round)
     with stoppable(lambda: _stopped(out, bool(run_config.code))), _placed(), display:
-        run = execute(run_config, out=out, resume=resume, device=device, callbacks=[listener], insight=True)
+        run = execute(run_config, out=out, resume=resume, device=device, callbacks=[listener])
     if not as_json:
         display.summary(run.history, run.timings, out)
     if run.failure:
-        raise NumericalError(f"{run.failure}; {advice(run.method)}")
+        raise NumericalError(run.failure)
 
 
 def _settings_before(file: Path | None, resumed: Path | None, allow_code: bool) -> dict[str, Any]:

@@ -28,7 +28,7 @@ VERBS = {
     "report": "Show what runs did, or are doing, on one page.",
     "forget": "Take a client out of a run, exactly.",
     "data": "Datasets, and how they are dealt to clients.",
-    "keys": "Keys and tokens of a federation.",
+    "keys": "Keys and credentials of a federation.",
     "policy": "What may leave this site, and what has left it.",
     "serve": "Run a federation's key server or shuffler.",
 }

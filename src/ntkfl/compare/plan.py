@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
+from ntkfl.atomic import write_atomically
 from ntkfl.compare.search import Chosen
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell
-from ntkfl.errors import RunFolderError
-from ntkfl.federation.run_folder import write_atomically
+from ntkfl.errors import ConfigError, RunFolderError
+from ntkfl.options import Options
 from ntkfl.safe_parse import parse_json, read_unlinked
 
 PLAN = "plan.json"
 
 
-@dataclass(frozen=True)
-class Planned:
+class Planned(Options):
     """One cell: its curve's label, its folder, and the length it is cut at."""
 
     label: str
     seed: int
-    folder: Annotated[str, Field(max_length=200)]  # relative to the comparison's
-    rounds: Annotated[int, Field(gt=0)]
-    stop_at: float | None
+    folder: str = Field(max_length=200)  # relative to the comparison's
+    rounds: int = Field(gt=0)
+    stop_at: float | None = None
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Options):
     """A comparison's name, the accuracies it reports, and its cells."""
 
     name: str
@@ -39,27 +36,24 @@ class Plan:
     cells: tuple[Planned, ...]
 
 
-_PLAN = TypeAdapter(Plan)
-
-
 def write_plan(folder: Path, comparison: Comparison, cells: Sequence[Cell]) -> None:
-    planned = tuple(
-        Planned(c.label, c.config.seed, str(c.folder.path.relative_to(folder)), c.config.rounds, c.config.stop_at)
+    planned = [
+        Planned(label=c.label, seed=c.config.seed, folder=path, rounds=c.config.rounds, stop_at=c.config.stop_at)
         for c in cells
-    )
+        for path in [str(c.folder.path.relative_to(folder))]
+    ]
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / PLAN, _PLAN.dump_json(Plan(comparison.name, comparison.targets, planned), indent=1))
+    plan = Plan(name=comparison.name, targets=comparison.targets, cells=tuple(planned))
+    write_atomically(folder / PLAN, plan.model_dump_json(indent=1).encode())
 
 
-def read_plan(folder: Path) -> Plan | None:
-    """The plan in `folder`; None where it holds no comparison. A folder's name in it never leads outside."""
+def read_plan(folder: Path) -> Plan:
+    """The plan in `folder`. A folder's name in it never leads outside."""
     path = folder / PLAN
     try:
-        plan = _PLAN.validate_python(parse_json(read_unlinked(path).decode()))
+        plan = Plan(**parse_json(read_unlinked(path).decode()))
         inside = all((folder / cell.folder).resolve().is_relative_to(folder.resolve()) for cell in plan.cells)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:  # of pydantic too
+    except (OSError, ValueError, TypeError, ConfigError) as error:
         reason = " ".join(str(error).split())
         raise RunFolderError(f"{path} is broken ({reason}): run the comparison again, it writes it anew") from None
     if not inside:

@@ -51,6 +51,8 @@ def search(comparison: Comparison, entries: Sequence[Entry], root: Path, run: Ru
     scores: dict[str, Scores] = {label: {} for label in searched}
     growing = set(searched)
     for extension in range(comparison.search.extend + 1):
+        if not growing:
+            break
         fresh = {label: _fresh(grids[label], scores[label]) for label in searched if label in growing}
         _halve(comparison, searched, fresh, scores, root, run)
         for label in list(fresh):
@@ -64,13 +66,11 @@ def search(comparison: Comparison, entries: Sequence[Entry], root: Path, run: Ru
                 growing.discard(label)
             else:
                 grids[label] = {k: sorted({*values, *beyond.get(k, ())}) for k, values in grids[label].items()}
-        if not growing:
-            break
     chosen = {entry.label: Chosen({}) for entry in entries}
-    final = _final(comparison, searched, scores, root, run) if comparison.search.final_rounds is not None else {}
+    final = _final(comparison, searched, scores, root, run) if searched and comparison.search.final_rounds else {}
     for label, grid in grids.items():
-        best, reached = final.get(label, (_best(scores[label]), scores[label][_best(scores[label])][1]))
-        chosen[label] = Chosen(dict(best), reached, grid, sorted(edges_of(dict(best), grid)))
+        setting, reached = final.get(label) or (_best(scores[label]), scores[label][_best(scores[label])][1])
+        chosen[label] = Chosen(dict(setting), reached, grid, sorted(edges_of(dict(setting), grid)))
     return chosen
 
 
@@ -150,7 +150,7 @@ def _cells(
     """The runs of each setting, one a seed: `rounds` long, without the held-out clients, and with no early end."""
     hold_out = comparison.search.hold_out
     assert hold_out is not None  # see `Comparison.with_hold_out`
-    changes = {"rounds": rounds, "hold_out": hold_out, "stop_at": None}
+    changes = {"rounds": rounds, "hold_out": hold_out, "stop_at": None, "byzantine": None}
     return {
         (label, setting): [
             Cell(

@@ -57,6 +57,8 @@ def _aside(entry: Entry) -> list[str]:
         words.append(f"{entry.clients_per_round} clients per round")
     if entry.model is not None:
         words.append(f"network {entry.model.name}")
+    if entry.byzantine is not None:
+        words.append(f"{entry.byzantine.fraction:.0%} of clients Byzantine: {entry.byzantine.kind}")
     return words
 
 

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 from ntkfl.data import NAMES, load
 from ntkfl.errors import ConfigError, DataError, unknown
 from ntkfl.federation.build import load_data
+from ntkfl.federation.byzantine import Byzantine
 from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig, build_method, method_class
 from ntkfl.methods.combinations import settle
 from ntkfl.methods.robust import Robust
@@ -68,6 +69,10 @@ class Entry(Options):
     clients_per_round: int | None = Field(None, ge=1, description="if other than the comparison's")
     model: ModelConfig | None = Field(None, description="if other than the comparison's")
     stop_at: float | None = Field(None, gt=0, le=1, description="end a run once its test accuracy is this")
+    byzantine: Byzantine | None = Field(
+        None,
+        description="clients that corrupt what they reply in this curve's runs, though not in its search",
+    )
 
     @field_validator("method", mode="before")
     @classmethod
@@ -79,7 +84,10 @@ class Entry(Options):
         if len(probe) != len(self.grid):
             raise ConfigError(f"{self.label}: a grid needs at least one value for each option")
         given = self.with_options(probe)  # a wrong name or value is said before anything runs
-        settle(build_method(given["method"]), given["privacy"], given["robust"])
+        method = build_method(given["method"])
+        settle(method, given["privacy"], given["robust"])
+        if self.byzantine is not None:
+            self.byzantine.check(method)
 
     def with_options(self, options: Mapping[str, float]) -> dict[str, Any]:
         """`method`, `privacy` and `robust` of a run with these searched options, each where it belongs."""
@@ -171,6 +179,7 @@ class Comparison(Options):
             "data": self.data.model_dump(),
             "model": (entry.model or self.model).model_dump(),
             **entry.with_options(options),
+            "byzantine": entry.byzantine,
         }
         if entry.clients_per_round is not None:
             values["clients_per_round"] = entry.clients_per_round

@@ -73,21 +73,20 @@ class Cell:
 
 
 class Workers:
-    """Processes that finish cells, started when first needed and kept for the whole comparison."""
+    """Processes that finish cells, kept for the whole comparison."""
 
     def __init__(self, count: int, device: str | None) -> None:
         if device is not None:
             find_device(device)  # before any worker is started
         self.count, self.device = count, device
         self.broken: list[Cell] = []  # cells that ended in an error; no other stage of this comparison tries them again
-        self._pool: Pool | None = None
+        self._pool = Pool(count)  # its processes begin with their first work
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._pool is not None:  # a cell's folder is whole after every round, so nothing is lost
-            self._pool.close(at_once=kind is not None)
+        self._pool.close(at_once=kind is not None)  # a cell's folder is whole after every round: nothing is lost
 
     def run(self, cells: Sequence[Cell], watch: Callable[[Sequence[Cell]], None]) -> None:
         """Finish all cells, several at a time; `watch` is called about twice a second.
@@ -99,7 +98,7 @@ class Workers:
         waiting = {cell.key: cell for cell in left}  # equal cells run once
         for cell in waiting.values():
             note_of(cell.folder.path).unlink(missing_ok=True)
-        futures = [self._started().submit(_work, cell, self.device) for cell in waiting.values()]
+        futures = [self._pool.submit(_work, cell, self.device) for cell in waiting.values()]
         while not all(future.done() for future in futures):
             watch(cells)
             time.sleep(0.5)
@@ -114,17 +113,11 @@ class Workers:
         self.broken += [cell for cell in waiting.values() if cell.error]
         watch(cells)
 
-    def _started(self) -> Pool:
-        if self._pool is None:
-            self._pool = Pool(self.count)
-        return self._pool
-
 
 def _work(cell: Cell, device: str | None) -> None:
     try:
         data = _prepared(_data_settings(cell.config))
-        insight = not cell.config.hold_out
-        execute(cell.config, data=data, out=cell.folder.path, resume=True, device=device, insight=insight)
+        execute(cell.config, data=data, out=cell.folder.path, resume=True, device=device)
     except (NumericalError, Diverged) as error:  # a setting that diverges is a result, not a failure of the comparison
         write_atomically(cell.folder.path / "failed.txt", str(error).encode())
     except Exception as error:  # of a user's own code, mostly: told with its place, and the other cells go on

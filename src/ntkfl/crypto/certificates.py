@@ -45,6 +45,7 @@ def self_signed(name: str, host: str) -> tuple[bytes, bytes]:
 
 
 def _host(host: str) -> x509.GeneralName:
+    """What a certificate names: an IP address where the host is one, and else a DNS name."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -113,6 +113,7 @@ def parse_key(text: str, what: str) -> bytes:
 
 
 def _load(path: Path) -> object:
+    """The private key in a PEM file that only its owner can read, of whatever kind."""
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
     except FileNotFoundError:

@@ -69,7 +69,7 @@ CATALOG: dict[str, CatalogEntry] = {
         std=(0.3081,),
         rows=(60000, 10000),
         find=partial(mnist.find, files=mnist.MNIST),
-        read=partial(mnist.read_with_writers, files=mnist.MNIST),
+        read=partial(mnist.read, files=mnist.MNIST),
         downloads=mnist.MNIST_DOWNLOADS,
     ),
     "femnist": CatalogEntry(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ntkfl.data.arrays import Arrays, Bytes, read_npz
+from ntkfl.data.arrays import Arrays, Bytes
 from ntkfl.data.download import Remote
 from ntkfl.errors import DataError
 
@@ -93,8 +93,6 @@ MNIST_DOWNLOADS = _downloads(
     (4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
 )
 
-_WRITERS = "mnist_writer_ids.npz"
-
 
 def find(folder: Path, files: tuple[IdxFile, ...]) -> tuple[Path, ...]:
     """The four files where all are there, else nothing."""
@@ -106,15 +104,3 @@ def read(folder: Path, files: tuple[IdxFile, ...]) -> Arrays:
     """The four files of `folder`, in the order train images, train labels, test images, test labels."""
     images, labels, test_images, test_labels = (file.read(folder) for file in files)
     return Arrays(images[:, None], labels, test_images[:, None], test_labels)
-
-
-def read_with_writers(folder: Path, files: tuple[IdxFile, ...]) -> Arrays:
-    """As `read`, with NIST's writer of each training digit where mnist_writer_ids.npz lies beside the files."""
-    arrays = read(folder, files)
-    path = folder / _WRITERS
-    if not path.is_file():
-        return arrays
-    writers = read_npz(path, {"train_writer": ("i", 1)})["train_writer"]
-    if len(writers) != len(arrays.labels):
-        raise DataError(f"{path}: names {len(writers)} writers for {len(arrays.labels)} training rows")
-    return arrays._replace(writers=writers)

@@ -229,7 +229,7 @@ class ByWriter(Partition):
 
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:
         if writers is None:
-            raise DataError("this dataset does not say who wrote its rows: partition by writer needs femnist or mnist")
+            raise DataError("this dataset does not say who wrote its rows: partition by writer needs femnist")
         names, counts = np.unique(writers, return_counts=True)
         chosen = names[counts >= self.min_samples]
         wanted = max(1, len(chosen)) if self.clients is None else self.clients

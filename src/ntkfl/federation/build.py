@@ -77,23 +77,23 @@ def load_data(config: RunConfig) -> Federated:
     A method with a `shared_fraction` (data-share) gets its global set out of the training rows before they are dealt,
     so that all methods see the same number of samples in all.
     """
-    data = _load_data(config)
-    return data.standardized() if config.data.standardize else data
-
-
-def _load_data(config: RunConfig) -> Federated:
     fraction = float(getattr(config.built_method, "shared_fraction", 0.0))
+    if fraction > 0 and (config.data.own or is_own(config.data.dataset)):
+        raise ConfigError("a shared set is taken out of a dataset with a name; a user's own clients come dealt")
     if config.data.own:
-        return _own_clients(config.data.dataset, fraction)
-    dataset, shared = open_dataset(config.data.dataset, config.data.columns, _targets(config)), None
-    if fraction > 0:
-        if is_own(config.data.dataset):
-            raise ConfigError("a shared set is taken out of a dataset with a name, not of a user's own")
-        # The fraction is of what clients hold, so of all rows it is fraction / (1 + fraction).
-        dataset, *taken = dataset.without(fraction / (1 + fraction), seed=config.seed)
-        shared = (taken[0], taken[1])
-    data = dataset.partition(config.data.how(), seed=config.seed)
-    return data if shared is None else data.with_shared(*shared)
+        data = find_factory(config.data.dataset)()
+        if not isinstance(data, Federated):
+            raise ConfigError(
+                f"{config.data.dataset!r} must give clients (ntkfl.data.from_clients), not {type(data).__name__}"
+            )
+    else:
+        dataset, shared = open_dataset(config.data.dataset, config.data.columns, _targets(config)), None
+        if fraction > 0:  # of what clients hold, so of all rows it is fraction / (1 + fraction)
+            dataset, *taken = dataset.without(fraction / (1 + fraction), seed=config.seed)
+            shared = (taken[0], taken[1])
+        data = dataset.partition(config.data.how(), seed=config.seed)
+        data = data if shared is None else data.with_shared(*shared)
+    return data.standardized() if config.data.standardize else data
 
 
 def _targets(config: RunConfig) -> str | None:
@@ -101,15 +101,6 @@ def _targets(config: RunConfig) -> str | None:
     if config.data.targets or not is_data_file(config.data.dataset):
         return config.data.targets
     return {"mse": NUMBERS, "ce": None}.get(loss_name(config.built_method.loss), UNKNOWN)
-
-
-def _own_clients(name: str, shared_fraction: float) -> Federated:
-    fed = find_factory(name)()
-    if not isinstance(fed, Federated):
-        raise ConfigError(f"{name!r} must give clients (ntkfl.data.from_clients), not {type(fed).__name__}")
-    if shared_fraction > 0:
-        raise ConfigError("a shared set is taken out before clients are dealt theirs, and these come dealt")
-    return fed
 
 
 def spelled_out(config: RunConfig) -> dict[str, Any]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 from ntkfl.errors import ConfigError
 from ntkfl.federation.run_folder import Record
 from ntkfl.progress import ProgressBar, percent, plural
-
-if TYPE_CHECKING:
-    from ntkfl.federation.transcript import Transcript
 
 
 class Callback:
@@ -20,9 +16,6 @@ class Callback:
     that round, so an exception raised there stops training and loses nothing: the run can be resumed. The exception
     reaches the caller of `train` as it was raised.
     """
-
-    transcript_rounds: Collection[int] = ()
-    """Rounds of which this callback wants the messages: only those are passed to `on_transcript`."""
 
     def on_begin(self, rounds: int) -> None:
         """Once, first of all: how many rounds are planned."""
@@ -35,43 +28,22 @@ class Callback:
     def on_round(self, record: Record, timing: Record) -> None:
         """After each round: its line of `history.jsonl` and its line of `timings.jsonl`."""
 
-    def on_transcript(self, transcript: Transcript) -> None:
-        """After a round listed in `transcript_rounds`, before `on_round`: every message of that round."""
-
     def on_end(self) -> None:
         """Once, after the last round, or after an error or interrupt that ends the run."""
 
 
-class CallbackList(Callback):
-    """Several callbacks as one, called in the order given."""
+class CallbackList:
+    """Several callbacks as one: `tell("on_round", …)` calls that method of each, in the order given."""
 
-    def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
+    def __init__(self, callbacks: Iterable[Callback]) -> None:
         self.callbacks = tuple(callbacks)
         for callback in self.callbacks:
             if not isinstance(callback, Callback):
                 raise ConfigError(f"a callback must be an instance of a subclass of ntkfl.Callback, not {callback!r}")
-        self.transcript_rounds = frozenset().union(*(callback.transcript_rounds for callback in self.callbacks))
 
-    def on_begin(self, rounds: int) -> None:
+    def tell(self, what: str, *about: object) -> None:
         for callback in self.callbacks:
-            callback.on_begin(rounds)
-
-    def on_start(self, note: str) -> None:
-        for callback in self.callbacks:
-            callback.on_start(note)
-
-    def on_round(self, record: Record, timing: Record) -> None:
-        for callback in self.callbacks:
-            callback.on_round(record, timing)
-
-    def on_transcript(self, transcript: Transcript) -> None:
-        for callback in self.callbacks:
-            if transcript.round in callback.transcript_rounds:
-                callback.on_transcript(transcript)
-
-    def on_end(self) -> None:
-        for callback in self.callbacks:
-            callback.on_end()
+            getattr(callback, what)(*about)
 
 
 class Functions(Callback):
@@ -82,23 +54,8 @@ class Functions(Callback):
         *,
         on_start: Callable[[str], None] | None = None,
         on_round: Callable[[Record, Record], None] | None = None,
-        on_transcript: Callable[[Transcript], None] | None = None,
-        transcript_rounds: Collection[int] = (),
     ) -> None:
-        self._on_start, self._on_round, self._on_transcript = on_start, on_round, on_transcript
-        self.transcript_rounds = transcript_rounds
-
-    def on_start(self, note: str) -> None:
-        if self._on_start:
-            self._on_start(note)
-
-    def on_round(self, record: Record, timing: Record) -> None:
-        if self._on_round:
-            self._on_round(record, timing)
-
-    def on_transcript(self, transcript: Transcript) -> None:
-        if self._on_transcript:
-            self._on_transcript(transcript)
+        vars(self).update({name: f for name, f in (("on_start", on_start), ("on_round", on_round)) if f})
 
 
 class Progress(Callback):

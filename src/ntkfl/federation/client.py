@@ -30,16 +30,6 @@ class ClientRandomness(Protocol):
         """For all of the round: ask once, and keep it until the round ends."""
 
 
-class SystemRandomness:
-    """From the operating system: nobody else can know, or make, this client's choices."""
-
-    def subsampling(self, round: int) -> random.Random:
-        return random.SystemRandom()
-
-    def of_round(self, round: int) -> Randomness:
-        return Randomness.fresh()
-
-
 class SeededRandomness:
     """From a root seed and the client's number: repeats, and is no secret. How simulations draw."""
 
@@ -53,26 +43,18 @@ class SeededRandomness:
         return Randomness.simulated(self.seed, "client", self.client, round)
 
 
-class Memory(Protocol):
-    """What a client keeps between rounds (SCAFFOLD's control variate, a share of common data)."""
+class Memory:
+    """What a client keeps between rounds (SCAFFOLD's control variate, a share of common data): here, as it was last."""
+
+    def __init__(self) -> None:
+        self.state: State = {}
 
     def before(self, round: int) -> State:
         """As it was when this round began."""
-
-    def keep(self, round: int, memory: State) -> None:
-        """As it is after an answer of this round."""
-
-
-class LatestMemory:
-    """In this process, as it was last."""
-
-    def __init__(self, state: State | None = None) -> None:
-        self.state: State = state or {}
-
-    def before(self, round: int) -> State:
         return dict(self.state)
 
     def keep(self, round: int, memory: State) -> None:
+        """As it is after an answer of this round."""
         self.state = memory
 
 
@@ -107,7 +89,7 @@ class Client:
         respond: Answer = honest,
     ) -> None:
         self.number, self.task, self.method, self.data = number, task, method, data
-        self.randomness, self.memory, self.rows, self.respond = randomness, memory or LatestMemory(), rows, respond
+        self.randomness, self.memory, self.rows, self.respond = randomness, memory or Memory(), rows, respond
         self._at: int | None = None  # the round that `_client` is of
         self._client: ClientRound | None = None
         self._answered: set[str] = set()

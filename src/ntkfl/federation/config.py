@@ -99,9 +99,7 @@ class DataConfig(Options):
         return make(self.partition, {field.name: values[field.name] for field in takes})
 
 
-PRETRAINED = ("backbone", "head", "trainable", "lora", "lora_rank", "drop", "pool", "digest")
-
-
+_PRETRAINED = ("backbone", "head", "trainable", "lora", "lora_rank", "drop", "pool", "digest")
 _HIDDEN = (100,)  # widths of a perceptron's hidden layers, where nothing is said
 
 
@@ -128,21 +126,14 @@ class ModelConfig(Options):
         return {"name": "backbone", **values} if isinstance(values, dict) and values.get("backbone") else values
 
     def model_post_init(self, _: object) -> None:
-        if (self.name == "backbone") != (self.backbone is not None):
+        if (self.name == "backbone") != (self.backbone is not None) or ":" not in (self.backbone or ":"):
             raise ConfigError("a backbone is given as backbone = package.module:factory, and no other model beside it")
-        if self.backbone is not None and ":" not in self.backbone:
-            raise ConfigError(f"the backbone {self.backbone!r} must be package.module:factory")
-        if self.backbone is None and (given := [n for n in PRETRAINED if getattr(self, n) is not None]):
+        if self.backbone is None and (given := [n for n in _PRETRAINED if getattr(self, n) is not None]):
             raise ConfigError(f"{given[0]} is of a backbone: give one, as backbone = package.module:factory")
-        if self.backbone is None and not self.own and self.name not in MODELS:
+        if not self.code and self.name not in MODELS:
             raise unknown("model", self.name, (*MODELS, "package.module:factory"))
         if self.name != "mlp" and any(own is not None for own in (self.hidden, self.gain, self.bias)):
             raise ConfigError(f"hidden, gain and bias are of an mlp; give {self.name} its own as options")
-
-    @property
-    def own(self) -> bool:
-        """Whether a user's code builds it."""
-        return bool(self.code)
 
     @property
     def code(self) -> list[str]:
@@ -223,7 +214,7 @@ class RunConfig(Options):
 
 
 def method_class(options: Mapping[str, Any]) -> type[Method]:
-    """The class of a method by its name; a user's own is imported, which whoever calls this has allowed."""
+    """The class of a method by its name."""
     name = options.get("name")
     if is_code(name):
         kind = find_factory(str(name))

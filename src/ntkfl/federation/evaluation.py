@@ -1,15 +1,34 @@
-"""Measuring the model after a round, on data that the server has."""
+"""Measuring the model after a round, on data that the server has, and what its score is worth."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ntkfl.federation.run_folder import Record
 from ntkfl.federation.server_state import Batch, ServerState
 from ntkfl.methods import Task
 from ntkfl.tangent.losses import LOSSES, per_sample, targets
+
+ADVICE = "take shorter steps (lr, local_steps, time or mu); inputs should be near mean 0 and deviation 1"
+
+
+def failure(history: Sequence[Record], constant: Mapping[str, Any] | None) -> str:
+    """Why a model is worth nothing after these rounds; empty where it is worth something.
+
+    It is worse than the best constant prediction (`constant`: its loss, and its accuracy for classes) in accuracy and
+    in loss: ten times as large, or after five rounds 1.05 times. Nothing is said of a model that forgot a client since.
+    """
+    if not constant or not history or (loss := history[-1]["test_loss"]) is None:
+        return ""
+    accuracy, limit = history[-1]["test_accuracy"], constant["loss"] * (1.05 if len(history) >= 5 else 10.0)
+    if ("accuracy" in constant and accuracy > constant["accuracy"]) or not loss > limit > 0:
+        return ""
+    told = f"test loss {loss:.4g}, and a constant has {constant['loss']:.4g}"
+    return f"the model is worse than a constant prediction: {told}: {ADVICE}"
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -13,7 +13,6 @@ from ntkfl.errors import ConfigError
 from ntkfl.federation.byzantine import ByzantineClients
 from ntkfl.federation.client import Answer, Batch, Client, SeededRandomness, honest
 from ntkfl.federation.feature_cache import FeatureCache
-from ntkfl.federation.transcript import OnTranscript, TranscriptRecorder
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.methods import Method, State, Task
 from ntkfl.methods.base import Outgoing
@@ -86,27 +85,30 @@ class SimulatedClients:
             self[client].memory.keep(0, memory)
 
 
+class Listener(Protocol):
+    """Hears every message of a simulation, byte for byte, and who sent it: an audit scores its attacks by that."""
+
+    def asked(self, question: Outgoing, cohort: Sequence[int]) -> None: ...
+    def sent(self, client: int, message: Message) -> None: ...
+    def answered(self, replies: Sequence[Reply]) -> None:
+        """As the aggregator has them."""
+
+
 class LocalTransport(Transport):
     """To the clients of this process, all of which can be asked."""
+
+    listener: Listener | None = None
 
     def __init__(self, clients: SimulatedClients, byzantine: ByzantineClients | None = None) -> None:
         self.clients, self.byzantine = clients, byzantine
         self._standardized = clients.fed.standardization is None  # or what it took counts in the first exchange
-        self._recorded: frozenset[int] = frozenset()
-        self._recorder: TranscriptRecorder | None = None
         self._cohort: Sequence[int] = ()
-
-    def record(self, rounds: Collection[int], on_transcript: OnTranscript) -> None:
-        """Tell `on_transcript` every message of these rounds."""
-        self._recorded, self._on_transcript = frozenset(rounds), on_transcript
 
     def available(self, wanted: int) -> Sequence[int]:
         return range(len(self.clients))
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         self._cohort = cohort
-        shuffled = self.clients.task.privacy.shuffle
-        self._recorder = TranscriptRecorder(round, cohort, shuffled) if round in self._recorded else None
         self._standardized = self._standardized or round > 1
 
     def exchange(self, question: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
@@ -118,8 +120,8 @@ class LocalTransport(Transport):
         if isinstance(question, Message):
             payload = question.encode()
             asked = Message.decode(payload)
-        if self._recorder:
-            self._recorder.asked(question)
+        if self.listener:
+            self.listener.asked(question, cohort)
         for number in cohort:
             if not isinstance(question, Message):
                 payload = question[number].encode()
@@ -128,8 +130,8 @@ class LocalTransport(Transport):
             assert payload is not None
             traffic.downlink[asked.kind] += len(payload)
             reply = self.clients[number].answer(asked)
-            if self._recorder:
-                self._recorder.sent(self.clients.method, asked.kind, number, reply)
+            if self.listener:
+                self.listener.sent(number, reply)
             answer = reply.encode()
             traffic.uplink[reply.kind] += len(answer)
             received.append(Message.decode(answer))
@@ -146,15 +148,13 @@ class LocalTransport(Transport):
         traffic.downlink["moments"] += len(Message("weights", 0, heard).encode()) * len(self.clients)
 
     def accepted(self, replies: Sequence[Reply]) -> None:
-        if self._recorder:
-            self._recorder.answered(replies)
+        if self.listener:
+            self.listener.answered(replies)
 
-    def end(self, completed: bool) -> None:
-        if self._recorder and completed:
-            self._on_transcript(self._recorder.transcript())
+    def end(self) -> None:
         for number in self._cohort:
             self.clients[number].rest()
-        self._cohort, self._recorder = (), None
+        self._cohort = ()
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
         return {} if self.byzantine is None else {"byzantine": self.byzantine.among(cohort)}

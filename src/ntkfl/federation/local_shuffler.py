@@ -121,9 +121,9 @@ class LocalShuffler(ShuffledTransport):
     def accepted(self, replies: Sequence[Reply]) -> None:
         self.inner.accepted(replies)
 
-    def end(self, completed: bool) -> None:
-        super().end(completed)
-        self.inner.end(completed)
+    def end(self) -> None:
+        super().end()
+        self.inner.end()
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
         return super().notes(cohort) | self.inner.notes(cohort)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from ntkfl.errors import ConfigError
 from ntkfl.methods import Method, Task
 from ntkfl.methods.base import kinds_of
 from ntkfl.methods.sums.noisy_sums import guarantees
-from ntkfl.privacy.accounting import Participation
 from ntkfl.privacy.settings import Privacy
+from ntkfl.privacy.sum_accounting import Participation
 
 _REPLIES = {
     "rows": "rows of samples (per-sample Jacobian, outputs, label)",
@@ -25,19 +25,11 @@ def privacy_statement(
     fewest clients whose replies are released; and a line for each role on what it sees. `uncovered` are samples that no
     guarantee is for, such as those the server measures on.
     """
-    privacy = task.privacy
-    said: dict[str, Any] = {"secure_sum": privacy.secure_sum, "sees": _sees(method, privacy)}
-    if line := sum_promise(privacy):
-        said["sums"] = line
-    if floor is not None:
-        said["floor"] = floor
-    try:
-        found = guarantees(method, task, run)
-    except ConfigError as error:  # dp-accounting is an extra
-        return said | {"guarantees": [], "note": str(error)} | ({"uncovered": uncovered} if uncovered else {})
-    said |= {"uncovered": uncovered} if uncovered and found else {}
-    fields = ("epsilon", "delta", "unit", "against", "assumptions", "simulated")
-    return said | {"guarantees": [{name: getattr(one, name) for name in fields} for one in found]}
+    found = [asdict(one) for one in guarantees(method, task, run)]
+    said: dict[str, Any] = {"secure_sum": task.privacy.secure_sum, "sees": _sees(method, task.privacy)}
+    said |= {"sums": sum_promise(task.privacy), "floor": floor}
+    said |= {"uncovered": uncovered} if found else {}
+    return {name: value for name, value in said.items() if value not in (None, "")} | {"guarantees": found}
 
 
 def sum_promise(privacy: Privacy) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,25 +11,21 @@ import torch
 from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 
-from ntkfl.data import Federated
 from ntkfl.data.from_arrays import Array, read_source
 from ntkfl.data.moments import Standardization
 from ntkfl.data.torch_data import TorchData
 from ntkfl.errors import DataError, ModelError, NTKFLError, RunFolderError, TrustError
 from ntkfl.federation.build import build_network
-from ntkfl.federation.chance import failure
-from ntkfl.federation.config import ModelConfig, build_method, describe_method, describe_settings, method_code
-from ntkfl.federation.evaluation import Score
+from ntkfl.federation.config import ModelConfig, build_method, method_code
+from ntkfl.federation.evaluation import Score, failure
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.server_state import ServerState
 from ntkfl.methods import Method, State, Task
-from ntkfl.methods.robust import Robust
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.settings import Privacy
 from ntkfl.progress import percent, plural
 from ntkfl.tangent.parameters import eager, flatten
 from ntkfl.user_code import refuse_code
-from ntkfl.version import __version__
 
 
 class Run:
@@ -77,7 +72,12 @@ class Run:
     @property
     def standardization(self) -> Standardization | None:
         """Mean and deviation that inputs were standardised by, where they were."""
-        return standardization_in(self.config)
+        kept, data = self.config.get("standardization"), self.config.get("data")
+        if kept is None and not (isinstance(data, Mapping) and data.get("standardize")):
+            return None
+        if not isinstance(kept, Mapping):
+            raise RunFolderError("a run on standardised inputs keeps their mean and std; its config.toml has none")
+        return Standardization(**kept)
 
     @property
     def failure(self) -> str:
@@ -151,7 +151,10 @@ class Run:
             named = [*method_code(config["method"]), *(ModelConfig(**config["model"]).code if rebuilt else [])]
             refuse_code([] if allow_code else named, str(folder.path / "config.toml"))
             if rebuilt:
-                run._model, run._method = _rebuild(config, run.privacy), build_method(config["method"])
+                shape, method = config["shape"], build_method(config["method"])
+                inputs = run.privacy.model_input_shape(shape["inputs"])
+                built = build_network(ModelConfig(**config["model"]), inputs, shape["outputs"], 0)
+                run._model, run._method = built.to(getattr(torch, shape["precision"])), method
         except TrustError:
             raise
         except (NTKFLError, KeyError, TypeError, AttributeError) as error:
@@ -160,30 +163,6 @@ class Run:
         if run._model is not None:
             _load_weights(folder, run)
         return run
-
-
-def was_standardized(config: Mapping[str, Any]) -> bool:
-    """Whether a run's inputs were standardised by its clients' sums."""
-    data = config.get("data")
-    return isinstance(data, Mapping) and bool(data.get("standardize") or data.get("standardized"))
-
-
-def standardization_in(config: Mapping[str, Any]) -> Standardization | None:
-    """What a run's settings keep of it; `RunFolderError` where inputs were standardised and nothing was kept."""
-    kept = config.get("standardization")
-    if kept is None and not was_standardized(config):
-        return None
-    if not isinstance(kept, Mapping):
-        raise RunFolderError("a run on standardised inputs keeps their mean and std: its config.toml has no such table")
-    return Standardization(**kept)
-
-
-def _rebuild(config: Mapping[str, Any], privacy: Privacy) -> nn.Module:
-    shape = config["shape"]
-    inputs = privacy.model_input_shape(shape["inputs"])
-    return build_network(ModelConfig(**config["model"]), inputs, shape["outputs"], 0).to(
-        getattr(torch, shape["precision"])
-    )
 
 
 def _load_weights(folder: RunFolder, run: Run) -> None:
@@ -199,41 +178,6 @@ def _load_weights(folder: RunFolder, run: Run) -> None:
                 model.load_state_dict(server.trained(model).state_dict())
     except (OSError, safetensors.SafetensorError) as error:
         raise RunFolderError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
-    except RuntimeError as error:
-        raise ModelError(f"the weights in {path} do not fit the network: {_second_line(error)}") from None
-
-
-def _second_line(error: RuntimeError) -> str:
-    """torch says on the first which class it is, and on the second what is wrong with it."""
-    return " ".join(str(error).splitlines()[:2][-1].split())
-
-
-def describe(
-    model: nn.Module,
-    fed: Federated,
-    method: Method,
-    clients_per_round: int,
-    seed: int,
-    hold_out: int,
-    privacy: Privacy,
-    robust: Robust,
-) -> dict[str, Any]:
-    """Settings of a run made from Python: what identifies model and data, where names cannot."""
-    weights = flatten(model).detach().cpu()
-    with eager(model) as own:
-        kind = type(own).__name__
-    return {
-        "ntkfl": __version__,
-        "simulation": True,
-        "clients_per_round": clients_per_round,
-        "seed": seed,
-        "hold_out": hold_out,
-        "method": describe_method(method),
-        **describe_settings(privacy, robust),
-        "data": fed.describe() | {"fingerprint": fed.fingerprint()},
-        "model": {
-            "class": kind,
-            "weights": weights.numel(),
-            "start": hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
-        },
-    }
+    except RuntimeError as error:  # torch says on its first line which class it is, and on its second what is wrong
+        why = " ".join(str(error).splitlines()[:2][-1].split())
+        raise ModelError(f"the weights in {path} do not fit the network: {why}") from None

@@ -29,7 +29,7 @@ from ntkfl.atomic import PART
 from ntkfl.atomic import write_atomically as write_atomically
 from ntkfl.data.partitions import ByClient
 from ntkfl.errors import RunFolderError
-from ntkfl.safe_parse import parse_json, parse_toml, read_unlinked
+from ntkfl.safe_parse import open_unlinked, parse_json, parse_toml, read_unlinked
 
 Record = dict[str, Any]
 _NUMBERS = frozenset({"round", "test_accuracy", "last_accuracy", "validation_accuracy", "uplink_bytes", "seconds"})
@@ -75,7 +75,7 @@ class RunFolder:
     def in_use(self) -> bool:
         """Whether a process is at work here. The system drops the lock of one that dies, however it dies."""
         try:
-            with open(self.path / ".lock") as handle:
+            with open_unlinked(self.path / ".lock") as handle:
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -93,7 +93,7 @@ class RunFolder:
         others = [p.name for p in self.path.iterdir() if p.name != ".lock"] if self.path.exists() else []
         if others:
             raise RunFolderError(f"{self.path} is not empty and holds no run ({others[0]} …): choose another folder")
-        self.write_config(config)
+        self.write("config.toml", tomli_w.dumps(_plain(config)).encode())
 
     def open(self, config: Mapping[str, Any], resume: bool) -> tuple[list[Record], list[Record], dict[str, Tensor]]:
         """Begin a run here, or continue the one there is: its history and timings so far, and its checkpoint."""
@@ -105,16 +105,14 @@ class RunFolder:
         done, tensors = self.load_checkpoint()
         if config["rounds"] < done:
             raise RunFolderError(f"{self.path} already holds {done} rounds, more than the {config['rounds']} asked for")
-        self.write_config(config)  # rounds may have been raised: the folder repeats the run as it will be
+        # Rounds may have been raised: the folder repeats the run as it will be.
+        self.write("config.toml", tomli_w.dumps(_plain(config)).encode())
         return self.truncate("history.jsonl", done), self.truncate("timings.jsonl", done), tensors
 
     def _sweep(self) -> None:
         """Remove what a killed process left half written. The caller holds the lock: nobody else writes here now."""
         for left in [*self.path.glob(f"*{PART}"), *self.path.glob(f"checkpoint/*{PART}")]:
             left.unlink(missing_ok=True)
-
-    def write_config(self, config: Mapping[str, Any]) -> None:
-        self.write("config.toml", tomli_w.dumps(_plain(config)).encode())
 
     def config(self) -> dict[str, Any]:
         if not self.holds_run:
@@ -129,7 +127,8 @@ class RunFolder:
         ignore = ("rounds", "stop_at", "promises", "names", "standardization", "constant")
         there = self.config()
         difference = _difference(there, _plain(config), ignore=ignore)
-        difference = difference or other_features(there, names_in(config, "features"))
+        if not difference and names_in(there, "features") != names_in(config, "features"):
+            difference = "the data's features, or their order, differ"
         if difference.startswith("model.start "):
             difference = (
                 "the model's initial weights differ (make the model as for the first rounds, from the same seed)"
@@ -230,21 +229,11 @@ def without_draw(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "data": {name: value for name, value in data.items() if name not in _DRAW}}
 
 
-_AGREED = {"classes": "class_names", "features": "feature_names"}  # a deployment's settings
-
-
 def names_in(config: Mapping[str, Any], kind: str) -> list[str]:
     """Of `clients`, `classes` or `features`, as a run's settings keep them; none where it keeps none."""
     kept = config.get("names")
-    listed = kept.get(kind) if isinstance(kept, Mapping) else config.get(_AGREED.get(kind, ""))
+    listed = kept.get(kind) if isinstance(kept, Mapping) else None
     return [str(name) for name in listed] if isinstance(listed, list | tuple) else []
-
-
-def other_features(config: Mapping[str, Any], found: Sequence[str]) -> str:
-    """In words, that the run was trained on other columns than `found`, or in another order; empty where it was not."""
-    was = names_in(config, "features")
-    changed = was and list(found) != was
-    return f"the data's features are {', '.join(found)}; they were {', '.join(was)}" if changed else ""
 
 
 def called(config: Mapping[str, Any], clients: Sequence[int]) -> str:

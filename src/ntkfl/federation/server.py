@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.errors import ConfigError, Diverged, NumericalError, TooFew
-from ntkfl.federation.chance import advice, warning
-from ntkfl.federation.evaluation import OwnTestSet, Score
+from ntkfl.federation.evaluation import ADVICE, OwnTestSet, Score, failure
 from ntkfl.federation.run import Run
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.seeds import seeded_torch
@@ -76,7 +75,6 @@ class Server:
             if folder:
                 with eager(trained) as own:
                     folder.save_model(own.state_dict())
-            self.transport.finish()
         return Run(trained, history, timings, settings, self.checkpoint(), self.method)
 
     def _rounds(
@@ -92,11 +90,11 @@ class Server:
             try:
                 record, timing = self.play(number)
             except (NumericalError, Diverged) as error:
-                error.add_note(f"training diverged: {advice(self.method)}")
+                error.add_note(f"training diverged: {ADVICE}")
                 raise
             history.append(record)
-            if said := warning(history, self.constant, self.method):
-                record["warning"] = "; ".join([*([record["warning"]] if "warning" in record else []), said])
+            if (worse := failure(history, self.constant)) and not failure(history[:-1], self.constant):
+                record["warning"] = "; ".join([*([record["warning"]] if "warning" in record else []), worse])
             timings.append(timing)
             if folder:
                 folder.append("history.jsonl", record)
@@ -115,13 +113,12 @@ class Server:
         with self._drawing(number):
             began, cohort = time.perf_counter(), self._cohort(number)
             outcome, traffic = self.attempt(number, cohort)
-            evaluation, completed = time.perf_counter(), False
+            evaluation = time.perf_counter()
             try:
                 self.state.advance(outcome)
                 record = self._record(number, cohort, outcome, traffic)
-                completed = True
             finally:
-                self.transport.end(completed)
+                self.transport.end()
         now, device = time.perf_counter(), self.task.like.device
         return record, {
             "round": number,
@@ -141,7 +138,7 @@ class Server:
         try:
             return self._driven(number, cohort, traffic), traffic
         except BaseException:
-            self.transport.end(completed=False)
+            self.transport.end()
             raise
 
     def _cohort(self, number: int) -> list[int]:
@@ -175,10 +172,6 @@ class Server:
         if not filtered.replies:
             diverged = set(filtered.rejected) == {NOT_FINITE} and not anonymous
             raise (Diverged if diverged else TooFew)(f"nothing that clients sent could be used: {why}")
-        quorum = 1 if self.task.privacy.secure_sum else self.transport.quorum  # a secure sum stands for many
-        count, what = (filtered.rows, "rows") if anonymous else (len(filtered.replies), "replies")
-        if count < quorum:
-            raise TooFew(f"{count} {what} could be used, below the quorum of {quorum}: {why}")
         self.transport.accepted(filtered.replies)
         return filtered.replies
 

@@ -5,7 +5,6 @@ The solution is a function of the sums alone, and the others' are at hand: leavi
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -17,11 +16,11 @@ from ntkfl.errors import ConfigError, RunFolderError, unknown
 from ntkfl.federation.run_folder import Record, RunFolder, names_in
 from ntkfl.methods import State, SumRidge
 from ntkfl.methods.sums.sum_ridge import COLUMNS, FORGOTTEN, PENALTY, SHARE, shares_of
-from ntkfl.tangent.ridge import RidgeSums, total
+from ntkfl.privacy.ledger import sha256
+from ntkfl.tangent.ridge import total
 
 RECORDS = "forgotten.jsonl"
 _SCORES = ("test_accuracy", "test_loss", "last_accuracy", "validation_accuracy", "validation_loss", "train_loss")
-_INSIGHT = "insight.json"  # of the model, and of the clients, before
 
 
 class SharesOfRun:
@@ -40,17 +39,12 @@ class SharesOfRun:
         method = SumRidge(**{name: value for name, value in options.items() if name != "name"})
         if not method.keep_shares:
             raise RunFolderError(f"{self.folder.path} kept the total of its clients' sums alone: {needs}")
-        self.method = method
+        self.method, self.names = method, names_in(self.config, "clients")  # by number, where the data named them
         self.round, self.tensors = self.folder.load_checkpoint()
         self.state: State = {n.removeprefix("state/"): t for n, t in self.tensors.items() if n.startswith("state/")}
         self.shares = shares_of(self.state)
         if not self.shares or any(name not in self.state for name in (COLUMNS, PENALTY, "weights")):
             raise RunFolderError(f"{self.folder.path} holds no client's sums yet: the first round has not ended")
-
-    @property
-    def names(self) -> list[str]:
-        """Of the clients by number, where their data named them."""
-        return names_in(self.config, "clients")
 
     def called(self, client: int) -> str:
         """A client's name, or its number."""
@@ -68,13 +62,6 @@ class SharesOfRun:
         if not names:
             raise ConfigError(f"clients of {self.folder.path} have no names: give a client's number, not {who!r}")
         raise unknown("client", who, names)
-
-    def share(self, client: int) -> RidgeSums:
-        if client not in self.shares:
-            known = sorted(self.shares)
-            listed = ", ".join(map(self.called, known)) if len(known) < 20 else f"{known[0]} … {known[-1]}"
-            raise ConfigError(f"no sums of client {self.called(client)} are here: there are those of {listed}")
-        return self.shares[client]
 
     def flat(self, weights: Tensor) -> Tensor:
         """The run's flat weights with the last layer's (W; bᵀ) [p, d2] in their place."""
@@ -112,7 +99,9 @@ def forget(path: Path | str, who: int | str) -> Record:
     with SharesOfRun(path).folder.locked():
         run = SharesOfRun(path)
         client = run.find(who)
-        samples = int(run.share(client).samples)
+        if client not in run.shares:
+            raise ConfigError(f"no sums of client {run.called(client)} are here: it was in no round, or is forgotten")
+        samples = int(run.shares[client].samples)
         others = [run.shares[c] for c in sorted(run.shares) if c != client]
         if not others:
             raise ConfigError(f"client {run.called(client)} is the only one: without it there is no model")
@@ -132,7 +121,7 @@ def forget(path: Path | str, who: int | str) -> Record:
         }
         kept = {name: t for name, t in run.tensors.items() if not name.startswith(("state/", f"client/{client}/"))}
         run.folder.save_model(model)
-        before_it = _unscore(run, client, penalty, int(total(others).samples))
+        scores = _unscore(run, client, penalty, int(total(others).samples))
         run.folder.save_checkpoint(
             run.round, kept | {f"state/{n}": t for n, t in state.items()} | {"averaged": flat.clone()}
         )
@@ -146,10 +135,9 @@ def forget(path: Path | str, who: int | str) -> Record:
             "weights_after": _digest(flat),
             "relative_change": float((flat - before).double().norm() / before.double().norm()),
             **({"name": run.called(client)} if run.names else {}),
-            **before_it,
+            **scores,
         }
         run.folder.append(RECORDS, record)
-        (run.folder.path / _INSIGHT).unlink(missing_ok=True)
     return record
 
 
@@ -170,4 +158,4 @@ def _unscore(run: SharesOfRun, client: int, penalty: float, samples: int) -> Rec
 
 
 def _digest(weights: Tensor) -> str:
-    return hashlib.sha256(weights.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+    return sha256(weights.detach().cpu().contiguous().numpy().tobytes())

@@ -171,7 +171,7 @@ class ShuffledTransport(Transport):
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         self.opener, self._summed = SealingKey.generate(), {}
 
-    def end(self, completed: bool) -> None:
+    def end(self) -> None:
         self.opener = SealingKey.generate()  # nothing opens the round's rows any more
 
     def exchange(self, question: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:

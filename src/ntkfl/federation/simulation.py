@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,17 +18,15 @@ from ntkfl.data.moments import Standardization
 from ntkfl.data.scales import scale_advice
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
-from ntkfl.federation import chance
 from ntkfl.federation.build import build_model, load_data, spelled_out
 from ntkfl.federation.byzantine import Byzantine, ByzantineClients
 from ntkfl.federation.callbacks import Callback, CallbackList, Progress
-from ntkfl.federation.config import RunConfig, describe_method
+from ntkfl.federation.config import RunConfig, describe_method, describe_settings
 from ntkfl.federation.evaluation import OwnTestSet
-from ntkfl.federation.feature_cache import feature_folder, split_frozen
-from ntkfl.federation.insight import keep_insight
+from ntkfl.federation.feature_cache import split_frozen
 from ntkfl.federation.local import LocalTransport, SimulatedClients
 from ntkfl.federation.privacy_statement import privacy_statement, sum_promise
-from ntkfl.federation.run import Run, describe
+from ntkfl.federation.run import Run
 from ntkfl.federation.run_folder import RunFolder, without_draw
 from ntkfl.federation.server import Server
 from ntkfl.federation.transport import Transport
@@ -38,13 +38,14 @@ from ntkfl.methods.replies import by_samples
 from ntkfl.methods.robust import Robust
 from ntkfl.methods.sums.noisy_sums import noise_advice, promises, unit_of
 from ntkfl.models.backbone import flat_hint
-from ntkfl.privacy.accounting import Participation
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.settings import Privacy
+from ntkfl.privacy.sum_accounting import Participation
 from ntkfl.progress import plural
 from ntkfl.tangent.jacobian import HALF_TYPES
 from ntkfl.tangent.model_check import refuses_autocast
 from ntkfl.tangent.parameters import eager, flatten, full_precision, trainable
+from ntkfl.version import __version__
 
 
 def train(
@@ -92,7 +93,7 @@ def train(
         )
         run = simulation.run(rounds, stop_at=stop_at, out=out, resume=resume, callbacks=callbacks)
     if run.failure:
-        warnings.warn(f"{run.failure}; {chance.advice(run.method)}", stacklevel=2)
+        warnings.warn(run.failure, stacklevel=2)
     return run
 
 
@@ -104,36 +105,31 @@ def execute(
     resume: bool = False,
     device: str | None = None,
     callbacks: Sequence[Callback] = (),
-    insight: bool = False,
 ) -> Run:
-    """Train what the configuration says, as `Simulation` does; `data` are what it names, where they are loaded already.
-    With `insight`, what reports show of clients and kernels is kept.
-    """
+    """Train what the configuration says; `data` are what it names, where they are loaded already."""
     data = data or load_data(config)
     config = config.with_cohort(len(data))
-    simulation = Simulation(
+    settings = without_draw(spelled_out(config))
+    if not config.data.own:
+        settings["data"].setdefault("clients", len(data))  # those that the data name
+    return simulation_of(config, data, device).run(
+        config.rounds, stop_at=config.stop_at, settings=settings, out=out, resume=resume, callbacks=callbacks
+    )
+
+
+def simulation_of(config: RunConfig, data: Federated, device: str | None = None) -> Simulation:
+    """What the configuration says, before its first round; `data` are what it names."""
+    return Simulation(
         build_model(config, data),
         data,
         config.built_method,
-        clients_per_round=config.clients_per_round,
+        clients_per_round=config.with_cohort(len(data)).clients_per_round,
         seed=config.seed,
         hold_out=config.hold_out,
         privacy=config.privacy,
         robust=config.robust,
         device=device,
         byzantine=config.byzantine,
-    )
-    settings = without_draw(spelled_out(config))
-    if not config.data.own:
-        settings["data"].setdefault("clients", len(data))  # those that the data name
-    return simulation.run(
-        config.rounds,
-        stop_at=config.stop_at,
-        settings=settings,
-        out=out,
-        resume=resume,
-        callbacks=callbacks,
-        title=config.data.text if insight else None,
     )
 
 
@@ -177,7 +173,7 @@ class Simulation:
             raise ConfigError("loss 'ce' needs class labels, but the targets are real-valued: use loss 'mse'")
         self.device = find_device(device) if device is not None else flatten(model).device
         with eager(model) as own:
-            trained, features = split_frozen(own, self.privacy, feature_folder(), self.device)
+            trained, features = split_frozen(own, self.privacy, self.device)
             trained = copy.deepcopy(trained).to(self.device)
         self.task = Task(
             trained,
@@ -226,39 +222,29 @@ class Simulation:
         resume: bool = False,
         callbacks: Sequence[Callback] | None = None,
         settings: Mapping[str, Any] | None = None,
-        title: str | None = None,
     ) -> Run:
-        """Play the rounds. `settings` overrides what the folder says of the run. Without them, or with a `title` for
-        it, what reports show of data and network is kept.
-        """
+        """Play the rounds. `settings` overrides what the folder says of the run."""
         if not isinstance(rounds, int) or rounds < 1:
             raise ConfigError(f"rounds must be a whole number of at least 1, got {rounds!r}")
         told = CallbackList([Progress(log=False)] if callbacks is None else callbacks)
         folder = RunFolder(out) if out is not None else None
-        self._record_transcripts(rounds, told)
         described = self._described(rounds, stop_at, settings)
         try:
-            told.on_begin(rounds)
+            told.tell("on_begin", rounds)
             for line in self._notes(rounds, described["promises"]):
-                told.on_start(line)
+                told.tell("on_start", line)
             for line in self._warnings(rounds):
                 if callbacks is None:
                     warnings.warn(line, stacklevel=3)  # of `train`'s caller, who has no display of lines
-                told.on_start(f"warning: {line}")
-            run = self.server.run(folder, described, resume=resume, on_round=told.on_round)
-            if folder is not None and (settings is None or title) and run.history:
-                state, called = self.server.state.state, title or "data given in Python"
-                keep_insight(folder, self.all_data, self.clients, self.task.like, state, run.history, called)
-            return run
+                told.tell("on_start", f"warning: {line}")
+            return self.server.run(folder, described, resume=resume, on_round=partial(told.tell, "on_round"))
         finally:
-            told.on_end()
+            told.tell("on_end")
 
     def _described(self, rounds: int, stop_at: float | None, settings: Mapping[str, Any] | None) -> dict[str, Any]:
         """What the run's folder says of it."""
-        if settings is None:
-            about = (self.model, self.all_data, self.method, self.clients_per_round, self.seed, self.hold_out)
-            settings = describe(*about, self.privacy, self.robust)
-        said = dict(settings) | {"rounds": rounds, "stop_at": stop_at, "shape": self.shape()}
+        said = dict(self._made_in_python() if settings is None else settings)
+        said |= {"rounds": rounds, "stop_at": stop_at, "shape": self.shape()}
         said |= {"method": describe_method(self.method), "promises": self._promises(rounds)}
         if self.byzantine is not None:
             said |= {"byzantine": self.byzantine.model_dump(mode="json")}
@@ -270,6 +256,23 @@ class Simulation:
         if data.standardization is not None:  # the trained model needs it for whatever inputs come later
             said |= {"standardization": Standardization.of(data.standardization).model_dump(mode="json")}
         return said
+
+    def _made_in_python(self) -> dict[str, Any]:
+        """What identifies model and data, where names cannot."""
+        weights = flatten(self.model).detach().cpu()
+        start = hashlib.sha256(weights.numpy().tobytes()).hexdigest()
+        with eager(self.model) as own:
+            kind = type(own).__name__
+        return {
+            "ntkfl": __version__,
+            "simulation": True,
+            "clients_per_round": self.clients_per_round,
+            "seed": self.seed,
+            "hold_out": self.hold_out,
+            **describe_settings(self.privacy, self.robust),
+            "data": self.all_data.describe() | {"fingerprint": self.all_data.fingerprint()},
+            "model": {"class": kind, "weights": weights.numel(), "start": start},
+        }
 
     def _notes(self, rounds: int, promised: Mapping[str, Any]) -> list[str]:
         """Lines on what the run promises and on what the network decided, before the first round."""
@@ -313,18 +316,9 @@ class Simulation:
         run = Participation(rounds, self.clients_per_round, len(self.data), rounds, simulated=True)
         drawn = ", a random part of the file's rows" if "test" in self.data.description else ""
         held = f" and {self.hold_out} held-out clients" if self.hold_out else ""
-        uncovered = (
-            f"the {plural(len(self.test[1]), 'test sample')}{drawn}{held}: the server measures on them as they are"
-        )
+        samples = plural(len(self.test[1]), "test sample")
+        uncovered = f"the {samples}{drawn}{held}: the server measures on them as they are"
         return privacy_statement(self.method, self.task, run, self.server.transport.floor, uncovered)
-
-    def _record_transcripts(self, rounds: int, told: CallbackList) -> None:
-        wanted = set(told.transcript_rounds)
-        if wanted and self.privacy.secure_sum:
-            raise ConfigError("of a secure sum the server has nothing but totals: there are no messages to record")
-        if any(not 1 <= number <= rounds for number in wanted):
-            raise ConfigError(f"cannot record rounds {sorted(wanted)}: the run has rounds 1 to {rounds}")
-        self.local.record(wanted, told.on_transcript)
 
     def shape(self) -> dict[str, Any]:
         """What the network takes and gives, and which seed projects: a name for it, never the seed."""

@@ -35,7 +35,6 @@ class Traffic:
 class Transport:
     """A round is `begin`, one or more `exchange`s, and `end`. Clients are numbers here; `name` is what records say."""
 
-    quorum: int = 1  # replies, or where they are anonymous rows, below which a round is not built
     anonymous: bool = False  # whether replies come without their senders
     floor: int | None = None  # fewest clients whose replies are released, where somebody in between sees to that
 
@@ -58,7 +57,7 @@ class Transport:
     def accepted(self, replies: Sequence[Reply]) -> None:
         """What validation left of an exchange's replies."""
 
-    def end(self, completed: bool) -> None:
+    def end(self) -> None:
         """The round is over."""
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
@@ -71,6 +70,3 @@ class Transport:
 
     def restore(self, tensors: State) -> None:
         """Go on from a checkpoint, which may hold more than is ours."""
-
-    def finish(self) -> None:
-        """The run has ended."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,12 +27,11 @@ NOT_FINITE, TOO_LARGE, MALFORMED = "not finite", "extreme", "malformed"
 
 @dataclass
 class Filtered:
-    """Replies that a round can use, how many rows they are, what was rejected by reason (with the first error of each
-    in full), and of how many messages.
+    """Replies that a round can use, what was rejected by reason (with the first error of each in full), and of how many
+    messages.
     """
 
     replies: list[Any] = field(default_factory=list)
-    rows: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, str] = field(default_factory=dict)
     touched: int = 0
@@ -65,13 +65,11 @@ def filter_replies(kind: type[Reply], task: Task, messages: Sequence[Message]) -
         inside = None if own is None or bounds is None else (own <= bounds).all(1)
         if inside is None or bool(inside.all()):
             kept.replies.append(reply)
-            kept.rows += len(reply)
             continue
         kept.touched += 1
         kept.reject(TOO_LARGE, int((~inside).sum()), "far larger than the median of all")
         rows = [row for row, stays in zip(reply.split(), inside.tolist(), strict=True) if stays]
         kept.replies += _joined(kind, task, rows)
-        kept.rows += len(rows)
     return kept
 
 
@@ -85,25 +83,19 @@ def _form(message: Message) -> Hashable:
 
 
 def _parsed(kind: type[Reply], task: Task, message: Message, kept: Filtered) -> list[Reply]:
-    """The reply of the message's good rows: parsed at once where all are good, else by halves."""
-    try:
+    """The reply of the message's good rows: parsed at once where all are good, else row by row."""
+    with suppress(NTKFLError):
         return [kind.parse(message, task)]
-    except NTKFLError as error:
-        rows = _rows(kind, message)
-        if len(rows) == 1:
+    good: list[Reply] = []
+    for row in _rows(kind, message):
+        try:
+            good.append(kind.parse(replace(row.message(message.round), kind=message.kind), task))
+        except NTKFLError as error:
             kept.reject(NOT_FINITE if isinstance(error, NotFinite) else MALFORMED, 1, str(error))
-            return []
-    middle = len(rows) // 2
-    parts: list[Reply] = []
-    for half in (rows[:middle], rows[middle:]):
-        for joined in kind.join(half):
-            parts += _parsed(kind, task, joined.message(message.round), kept)
-    if len(parts) < 2:
-        return parts
     try:
-        return _joined(kind, task, [row for part in parts for row in part.split()])
-    except MessageError:  # each half is good, and they do not fit together
-        return parts
+        return _joined(kind, task, good)
+    except MessageError:  # each is good, and they do not fit together
+        return good
 
 
 def _joined(kind: type[Reply], task: Task, rows: Sequence[Reply]) -> list[Reply]:

@@ -18,8 +18,8 @@ from ntkfl.crypto.context import bind
 from ntkfl.data.from_arrays import Array, checked_pair
 from ntkfl.data.torch_data import Pair, TorchData, read_torch, varies
 from ntkfl.errors import ConfigError, DataError, ModelError
-from ntkfl.federation.client import Client, SeededRandomness
-from ntkfl.federation.feature_cache import feature_folder, split_frozen
+from ntkfl.federation.client import Client, Memory, SeededRandomness
+from ntkfl.federation.feature_cache import split_frozen
 from ntkfl.federation.policy import Agreed, Site, Terms, noisy
 from ntkfl.federation.seeds import seeded_torch
 from ntkfl.flower import network
@@ -89,7 +89,7 @@ def reply(
             # Where noise is real, features are not cached: the server may have sent the frozen part, and a batch of
             # samples is rounded together.
             private = noisy(privacy) and seed is None
-            trained, features = (fitted, None) if private else split_frozen(fitted, privacy, feature_folder())
+            trained, features = (fitted, None) if private else split_frozen(fitted, privacy)
             x = x if features is None else features(x)
             task = Task(trained, terms.outputs, method.loss, label_smoothing=method.label_smoothing, privacy=privacy)
             task.example, task.one_by_one = (torch.zeros_like(x[:1]), torch.zeros_like(y[:1])), private
@@ -103,7 +103,9 @@ def reply(
         randomness = drawn.of_round(asked.round)
         with seeded_torch(flatten(fitted).device, randomness.seed("batches")):
             payload = site.release(run, asked.round, exchange, question, answer)
-    return Message(content({}, payload if through is None else through.deliver(payload)), reply_to=msg)
+    if through is not None:
+        payload = through.deliver(payload, privacy.secure_sum)  # its receipt
+    return Message(content({}, payload), reply_to=msg)
 
 
 def _enter(context: Context, run: str) -> bytes:
@@ -190,7 +192,7 @@ class _KeyedRandomness:
         return Randomness(self._of("round", round))
 
 
-class ContextMemory:
+class ContextMemory(Memory):
     """What a client keeps between rounds, in `context.state`: as it was after earlier rounds, and after each question
     of this one. A question `at` (round, exchange) that comes again finds what it found at first.
     """
@@ -207,6 +209,7 @@ class ContextMemory:
         return dict(self.steps[max(past)]) if past else {}
 
     def keep(self, round: int, memory: State) -> None:
+        """What this question leaves behind; of earlier rounds the last state stays, and of this one all steps."""
         last = max((step for step in self.steps if step[0] < round), default=None)
         steps = {s: kept for s, kept in self.steps.items() if s == last or (round, 0) <= s < self.at}
         steps[self.at] = {name: t.detach().cpu() for name, t in memory.items()}

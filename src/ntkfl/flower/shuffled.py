@@ -19,7 +19,6 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from ntkfl.crypto.hpke import SEAL_BYTES
 from ntkfl.crypto.receipt import check_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import ConfigError, MessageError, Refused, TooFew, TrustError
@@ -110,31 +109,22 @@ class Shuffler:
 
     def seal(self, answer: Message, method: Method, task: Task, randomness: Randomness) -> bytes:
         """What goes to the shuffler: rows, filled up to as many as all clients send and sealed one by one; or the seed
-        of a mask and the masked, sealed summand, rounded with the client's randomness. `TrustError` where the batch
-        asks for anything else.
+        of a mask and the masked, sealed summand, rounded with the client's randomness. What does not fit the batch that
+        was announced, in kind, number or size, the shuffler refuses.
         """
-        asked, batch = self._asked, self._asked.head.batch
+        asked, agreed = self._asked, self.peers.round
         where = (bytes.fromhex(asked.head.sealing_key), self.peers.federation, asked.head.run, asked.announced)
         question = Message.decode(asked.message)
         reply = method.replies[question.kind](answer.arrays, answer.halves)
-        if task.privacy.secure_sum:
-            addends = reply.addends(method, task, question)
-            schema = SumSchema.of(reply.kind, addends, self.peers.round.clients)
-            if (batch.numbers, batch.row_bytes) != (schema.numbers, schema.sealed_bytes):
-                raise TrustError(f"round {batch.key.round} asks for {batch.numbers} numbers, not {schema.numbers}")
-            return mask_reply(schema.encode(addends, randomness), *where)
-        count, rows = self.peers.round.rows if reply.sampled else 1, reply.split()
-        size = len(rows[0].message(answer.round).encode()) + SEAL_BYTES
-        if (batch.numbers, batch.max_rows, batch.row_bytes) != (0, count, size) or len(rows) > count:
-            asks = f"{batch.max_rows} rows of {batch.row_bytes} bytes"
-            raise TrustError(f"round {batch.key.round} asks for {asks}; this client has {len(rows)} of {size}")
-        return seal_reply(reply, answer.round, count, *where)
+        if not task.privacy.secure_sum:
+            return seal_reply(reply, answer.round, agreed.rows if reply.sampled else 1, *where)
+        addends = reply.addends(method, task, question)
+        return mask_reply(SumSchema.of(reply.kind, addends, agreed.clients).encode(addends, randomness), *where)
 
-    def deliver(self, sealed: bytes) -> bytes:
+    def deliver(self, sealed: bytes, summed: bool) -> bytes:
         """The shuffler's receipt: it holds what was sealed, for the question that was heeded. May be repeated."""
         asked = self._asked
-        kind = "sums" if asked.head.batch.numbers else "rows"
-        answer = self._http.ask("POST", f"/v1/runs/{asked.head.run}/{kind}", sealed)
+        answer = self._http.ask("POST", f"/v1/runs/{asked.head.run}/{'sums' if summed else 'rows'}", sealed)
         try:
             receipt = bytes.fromhex(answer.json()["receipt"])
         except (ValueError, TypeError, KeyError):
@@ -158,6 +148,7 @@ class FlowerShuffler(ShuffledTransport):
         self._present: list[int] = []  # nodes that are asked in the round's next exchange
 
     def available(self, wanted: int) -> Sequence[int]:
+        """The nodes of Flower's sample; `TooFew` unless they are exactly as many as all roles have agreed on."""
         nodes, agreed = self.flower.available(wanted), self.peers.round.clients
         if len(nodes) != agreed:
             raise TooFew(f"a round of this federation asks {agreed} clients, and Flower sampled {len(nodes)}")
@@ -185,6 +176,10 @@ class FlowerShuffler(ShuffledTransport):
             raise TooFew(f"the shuffler: {refused}") from None
 
     def _mix(self, message: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
+        """Announce the exchange to the shuffler, ask the nodes through Flower, and fetch what they have sent.
+
+        The order matters: clients answer the announcement that the shuffler holds, so none can be asked another thing.
+        """
         key, self._key = self._key, BatchKey(self._key.round, self._key.exchange + 1)
         agreed, schema = self.peers.round, self.schema(message, self.peers.round.clients)
         least, numbers = max(agreed.least, self.terms.min_clients), getattr(schema, "numbers", 0)
@@ -199,19 +194,18 @@ class FlowerShuffler(ShuffledTransport):
         try:
             receipts = self.flower.ask(dict.fromkeys(self._present, question), traffic)
             good = [node for node, receipt in receipts.items() if self._holds(node, receipt, announced, traffic)]
-            status = self.shuffler.status(key)
-            if status.state not in ("ready", "released"):
-                failed = "; ".join(f"node {node}: {why}" for node, why in list(traffic.failed.items())[:3])
-                if len(good) > status.clients:
-                    failed = "two nodes answered as one client: give each SuperNode a folder of its own"
-                need = batch.min_clients if key.exchange == 0 else len(self._present)
-                raise TooFew(f"the shuffler has answers of {status.clients} clients and releases {need}; {failed}")
+            rows, masks = self.shuffler.release(announced, batch)
         except TooFew:
             self.shuffler.cancel(key)
             raise
+        except Refused as refused:
+            if refused.reason != "not-ready":
+                raise
+            self.shuffler.cancel(key)
+            failed = "; ".join(f"node {node}: {why}" for node, why in list(traffic.failed.items())[:3])
+            raise TooFew(f"the shuffler: {refused}; {failed or 'do two nodes share a folder?'}") from None
         if key.exchange == 0:  # where a receipt was lost on its way, all are asked, and who did not answer is refused
-            self._present = good if len(good) == status.clients else list(cohort)
-        rows, masks = self.shuffler.release(announced, batch)
+            self._present = good if len(good) * batch.max_rows == len(rows) else list(cohort)
         self.shuffler.forget(key)
         return Mixed(rows, schema, announced, sum(map(len, rows)), masks)
 
@@ -224,9 +218,9 @@ class FlowerShuffler(ShuffledTransport):
             return False
         return True
 
-    def end(self, completed: bool) -> None:
-        super().end(completed)
-        self.flower.end(completed)
+    def end(self) -> None:
+        super().end()
+        self.flower.end()
 
     def checkpoint(self) -> State:
         return self.flower.checkpoint()

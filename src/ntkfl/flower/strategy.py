@@ -20,8 +20,8 @@ from flwr.serverapp.strategy import FedAvg, Result
 from torch import nn
 
 from ntkfl.errors import ConfigError, Diverged, MessageError, NumericalError, RunFolderError, TooFew
-from ntkfl.federation import chance
 from ntkfl.federation.config import build_method
+from ntkfl.federation.evaluation import ADVICE
 from ntkfl.federation.feature_cache import split_frozen
 from ntkfl.federation.policy import Terms
 from ntkfl.federation.run_folder import Record, RunFolder
@@ -150,7 +150,7 @@ class Strategy(FedAvg):
                 server.task.total_clients = max(len(self._nodes), len(list(self._grid.get_node_ids())))
                 record, timing = server.play(number)
         except (TooFew, NumericalError) as error:
-            advice = f"; {chance.advice(self.method)}" if isinstance(error, NumericalError | Diverged) else ""
+            advice = f"; {ADVICE}" if isinstance(error, NumericalError | Diverged) else ""
             log.warning("round %d changed nothing: %s%s", number, error, advice)
             return None, None
         for line in remarks(record):
@@ -197,7 +197,7 @@ class Strategy(FedAvg):
         x = torch.zeros(shape, dtype=torch.int64 if tokens else like.dtype, device=like.device)
         outputs = network.outputs_of(self.model, x)
         method = fitted(self.method, self.model, outputs)
-        trained, features = split_frozen(self.model, self.privacy, None, like.device)
+        trained, features = split_frozen(self.model, self.privacy, like.device)
         smoothing, bounds = method.label_smoothing, {"privacy": self.privacy, "robust": self.robust}
         task = Task(trained, outputs, method.loss, label_smoothing=smoothing, **bounds)  # type: ignore[arg-type]
         y = torch.zeros(1, outputs, dtype=like.dtype) if real else torch.zeros(1, dtype=torch.int64)
@@ -231,6 +231,8 @@ class Strategy(FedAvg):
             None,
             clients_per_round=1,
         )
+        for line in task.notes:
+            log.info(line)
         if self.folder:
             settings = {"ntkfl": __version__, "origin": self._origin, "rounds": self._rounds, "method": terms.method}
             about = terms.model_dump(mode="json", include={"inputs", "outputs", "precision"})

@@ -44,6 +44,7 @@ class FlowerTransport(Transport):
         self._exchanges = 0
 
     def exchange(self, message: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[WireMessage]:
+        """Replies in the order of node ids. A client that failed in an earlier exchange of the round is not asked."""
         asked = [client for client in cohort if str(client) not in traffic.failed]
         questions = dict.fromkeys(asked, message) if isinstance(message, WireMessage) else message
         encoded = {id(question): question.encode() for question in questions.values()}  # once, where all get the same

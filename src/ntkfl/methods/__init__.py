@@ -27,28 +27,7 @@ _ALL = (NTKFL, CPNTKFL, *_SUMS, *_AVERAGES, DataShare, Centralized)
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
 __all__ = [
-    "CPNTKFL",
-    "METHODS",
-    "NTKFL",
-    "QSGD",
-    "Centralized",
-    "ClientRound",
-    "DPFedAvg",
-    "DataShare",
-    "FedAdam",
-    "FedAvg",
-    "FedCOM",
-    "FedNova",
-    "FedProx",
-    "Method",
-    "Outcome",
-    "Privacy",
-    "PrivateRidge",
-    "PrivateSums",
-    "Robust",
-    "Scaffold",
-    "State",
-    "SumNTKFL",
-    "SumRidge",
-    "Task",
-]
+    "CPNTKFL", "METHODS", "NTKFL", "QSGD", "Centralized", "ClientRound", "DPFedAvg", "DataShare", "FedAdam", "FedAvg",
+    "FedCOM", "FedNova", "FedProx", "Method", "Outcome", "Privacy", "PrivateRidge", "PrivateSums", "Robust", "Scaffold",
+    "State", "SumNTKFL", "SumRidge", "Task",
+]  # fmt: skip

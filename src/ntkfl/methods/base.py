@@ -84,6 +84,7 @@ class Method(Options):
         check_loss(self.loss)
 
     def _fitted(self, model: nn.Module, outputs: int) -> Self:
+        """A copy with options that follow from the network in place of those nobody gave; itself where none do."""
         return self
 
     def start(self, task: Task, weights: Tensor) -> State:

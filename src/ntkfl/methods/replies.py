@@ -139,10 +139,12 @@ class Rows(Reply):
         return len(next(a for name, a in self.arrays.items() if not describes(name)))
 
     def split(self) -> list[Self]:
+        """n replies of one row each; arrays that describe the network are in all of them."""
         return [type(self)(row, self.halves) for row in split_rows(self.arrays)]
 
     @classmethod
     def join(cls, rows: Sequence[Self]) -> list[Self]:
+        """One reply of all rows, in the order given."""
         return [cls(join_rows([row.arrays for row in rows]), rows[0].halves)] if rows else []
 
 
@@ -180,6 +182,7 @@ class Update(Reply):
         return float(self.take(LOSS, ())) if LOSS in self.arrays else None
 
     def check(self, task: Task) -> None:
+        """Vectors of d numbers, at least one sample and one step, statistics of the network's size or none."""
         for name in self.vectors:
             self.vector(name, task.like.cpu())
         if not 1 <= self.samples < 2**31:
@@ -254,6 +257,7 @@ class Sums(Reply):
         return cls.bounded.get(name, SUM_LIMIT)
 
     def check(self, task: Task) -> None:
+        """At least one sample, and no negative total of what no sample makes negative."""
         if not 1 <= self.samples < 2**31:
             raise MessageError(f"sums over {self.samples} samples")
         for name in self.bounded:

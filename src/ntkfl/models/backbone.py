@@ -79,13 +79,16 @@ def head(
     pooled: their mean, or the first (a class token). `trainable`: see `freeze`.
     """
     if drop is not None:
-        _submodule(backbone, drop)
-        parent, _, name = drop.rpartition(".")
-        setattr(backbone.get_submodule(parent), name, nn.Identity())
+        if drop not in (names := [name for name, _ in backbone.named_modules() if name]):
+            raise ModelError(f"the backbone has no submodule {drop!r}; the last are {', '.join(names[-5:])}")
+        backbone.set_submodule(drop, nn.Identity())
     front = Backbone(backbone, pool).eval()
     count = features if features is not None else _count(front, inputs)
     like = next(iter(backbone.parameters()), torch.empty(0))
-    new = mlp(count, *hidden, outputs) if hidden else _linear(count, outputs)
+    new = mlp(count, *hidden, outputs) if hidden else nn.Linear(count, outputs)
+    if isinstance(new, nn.Linear):
+        nn.init.zeros_(new.weight)
+        nn.init.zeros_(new.bias)
     model = Adapted(front, new.to(like.device, like.dtype))
     freeze(model, trainable)
     return model
@@ -103,17 +106,15 @@ def freeze(model: nn.Module, trainable: Sequence[str]) -> None:
         used.update(matching)
         p.requires_grad_(bool(matching) or is_adapter(name))
     if unused := [pattern for pattern in trainable if pattern not in used]:
-        raise ModelError(f"no weight is called {unused[0]!r}: names are {', '.join(_examples(model))}")
+        names = [name.removeprefix("backbone.network.") for name, _ in model.named_parameters()]
+        names = names if len(names) < 7 else [*names[:3], "…", *names[-3:]]
+        raise ModelError(f"no weight is called {unused[0]!r}: names are {', '.join(names)}")
 
 
 def _matches(name: str, pattern: str) -> bool:
+    """Whether a parameter, or a module that it is in, has a name of this pattern."""
     short = name.removeprefix("backbone.network.")
     return any(fnmatchcase(known, p) for known in (name, short) for p in (pattern, f"{pattern}.*"))
-
-
-def _examples(model: nn.Module) -> list[str]:
-    names = [name.removeprefix("backbone.network.") for name, _ in model.named_parameters()]
-    return names if len(names) < 7 else [*names[:3], "…", *names[-3:]]
 
 
 def digest(model: nn.Module) -> str:
@@ -125,14 +126,8 @@ def digest(model: nn.Module) -> str:
     return found.hexdigest()
 
 
-def _linear(features: int, outputs: int) -> nn.Linear:
-    layer = nn.Linear(features, outputs)
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
 def _count(front: Backbone, inputs: Sequence[int] | None) -> int:
+    """Features of the backbone's output, by one forward pass over a sample of zeros."""
     if inputs is None:
         raise ConfigError("head needs to know its inputs: give features=1280, or inputs=(3, 224, 224)")
     like = next(iter(front.parameters()), torch.empty(0))
@@ -169,14 +164,6 @@ def _pooled(out: Tensor, pool: str) -> Tensor:
     if pool == "first":
         raise ConfigError("pool 'first' takes a sequence's first token, and this backbone gives images")
     return out.flatten(2).mean(2)
-
-
-def _submodule(model: nn.Module, name: str) -> nn.Module:
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        names = [own for own, _ in model.named_modules() if own]
-        raise ModelError(f"the backbone has no submodule {name!r}; the last are {', '.join(names[-5:])}") from None
 
 
 def flat_hint(inputs: Sequence[int], reason: str) -> str:

@@ -91,10 +91,12 @@ def _image(inputs: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _groups(channels: int) -> int:
+    """Of group normalisation: the largest of 8, 4, 2, 1 that divides the channels."""
     return next(n for n in (8, 4, 2, 1) if channels % n == 0)
 
 
 def _initialise(model: nn.Module) -> None:
+    """He's normal weights (fan-in) and zero biases, in place."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")

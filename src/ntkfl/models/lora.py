@@ -66,21 +66,16 @@ def lora(model: nn.Module, rank: int, where: Sequence[str] = ("*",), alpha: floa
     adapters = {name: LoRALinear(linear[name], rank, (rank if alpha is None else alpha) / rank) for name in chosen}
     if "" in adapters:  # the model is a linear layer itself
         return adapters[""]
-    _replace(model, adapters)
+    for name, adapter in adapters.items():
+        model.set_submodule(name, adapter)
     return model
 
 
 def merge(model: nn.Module) -> nn.Module:
     """A copy without adapters that computes the same: each is added to the layer it adapts."""
     result = copy.deepcopy(model)
-    found = {name: m.merged() for name, m in result.named_modules() if isinstance(m, LoRALinear)}
-    if "" in found:
-        return found[""]
-    _replace(result, found)
+    for name, adapter in [(name, m) for name, m in result.named_modules() if isinstance(m, LoRALinear)]:
+        if not name:  # the model is an adapted layer itself
+            return adapter.merged()
+        result.set_submodule(name, adapter.merged())
     return result
-
-
-def _replace(model: nn.Module, modules: dict[str, LoRALinear] | dict[str, nn.Linear]) -> None:
-    for name, module in modules.items():
-        parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, module)

@@ -19,6 +19,8 @@ class _Steps(nn.Module):
 
 
 class _Recurrent(nn.Module):
+    """head(h_T) of a GRU's last state h_T [N, width]."""
+
     def __init__(self, front: nn.Module, features: int, outputs: int, width: int) -> None:
         super().__init__()
         self.front = front
@@ -70,6 +72,8 @@ class _Block(nn.Module):
 
 
 class _Transformer(nn.Module):
+    """head(mean over positions of norm(blocks(front(x) + position)))."""
+
     def __init__(self, front: nn.Module, steps: int, outputs: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
         self.front = front

@@ -1,7 +1,7 @@
 """The secret projection z = x P of clients' inputs, from a 32-byte seed ρ that the key server gives to clients alone.
 
-P ∈ R^{d1×d1'} has independent standard Gaussian entries (the paper), or orthonormal columns: those that span the same
-random subspace, or, for images, a random subspace of smooth pictures, in which most of an image lies. It is the same,
+P ∈ R^{d1×d1'} has independent standard Gaussian entries (the paper), or, for images, orthonormal columns that span a
+random subspace of smooth pictures, in which most of an image lies. It is the same,
 bit for bit, on every machine: SHAKE-256 absorbs the seed with all it is bound to, its output becomes Gaussians by
 `gaussian.py`, and what follows is additions and multiplications in a fixed order.
 """
@@ -22,7 +22,7 @@ from ntkfl.crypto.context import Secret, bind
 from ntkfl.errors import ConfigError, ModelError, unknown
 from ntkfl.privacy.gaussian import gaussians
 
-KINDS = ("gaussian", "orthonormal", "smooth")
+KINDS = ("gaussian", "smooth")
 SEED_BYTES = 32
 _VANISHED = 1e-10  # a column this short is all rounding
 
@@ -74,11 +74,9 @@ def make_projection(secret: RunSecret, input_shape: Sequence[int], outputs: int,
     inputs = math.prod(input_shape)
     if not 1 <= outputs < inputs:
         raise ConfigError(f"a projection must go to fewer features than the {inputs} there are, got {outputs}")
-    matrix: NDArray[np.float32] | NDArray[np.float64] = gaussian_matrix(secret, inputs, outputs)
-    if kind != "gaussian":
-        if kind == "smooth":
-            matrix = smooth(matrix, input_shape)
-        return Projection(torch.from_numpy(orthonormal(matrix)))
+    matrix = gaussian_matrix(secret, inputs, outputs)
+    if kind == "smooth":
+        return Projection(torch.from_numpy(orthonormal(smooth(matrix, input_shape))))
     return Projection(torch.from_numpy(matrix), inputs**-0.5)
 
 

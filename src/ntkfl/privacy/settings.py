@@ -25,11 +25,9 @@ class Privacy(Options):
 
     subsample_rate: float = Field(1.0, gt=0, le=1, description="β, part of its samples a client uses in a round")
     projected_dim: int | None = Field(None, ge=1, description="d1', features of the secret projection; default: none")
-    projection: Literal["gaussian", "orthonormal", "smooth"] = Field(
-        "gaussian", description="gaussian (the paper), orthonormal, or smooth (images)"
-    )
+    projection: Literal["gaussian", "smooth"] = Field("gaussian", description="gaussian (the paper) or smooth (images)")
     sparsity: float = Field(0.0, ge=0, lt=1, description="rows: part of a Jacobian's smallest values left out")
-    values: Literal["float32", "float16", "8bit"] = Field("float32", description="rows: how the values kept travel")
+    values: Literal["float32", "8bit"] = Field("float32", description="rows: how the values kept travel")
     shuffle: bool = Field(False, description="send replies sealed and in random order through a shuffler")
     secure_sum: bool = Field(False, description="send replies masked, so that the server learns their sum alone")
     sum_samples: int = Field(1000, ge=1, lt=1 << 31, description="secure sums: samples a client counts for, at most")

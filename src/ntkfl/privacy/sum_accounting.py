@@ -7,7 +7,7 @@ Gaussian noise of standard deviation σ each, is ρ-concentrated differentially 
 
 (Kairouz, Liu, Steinke, The Distributed Discrete Gaussian Mechanism, ICML 2021, theorem 1): sums of discrete Gaussians
 are nearly one. ρ of several releases add up, and become ε by a closed form (Canonne, Kamath, Steinke 2020, proposition
-12) for any α > 1; `guarantee` asks dp-accounting. A record, or a client's whole data, is added or removed.
+12) for any α > 1, as Google's dp-accounting has it. A record, or a client's whole data, is added or removed.
 
 **Sampling.** Where each round draws its clients at random, whatever their data, a given client is in a round with
 chance q, and a round that it is not in says nothing about it. Of what a round shows, the cohort included, the Rényi
@@ -23,21 +23,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ntkfl.errors import ConfigError
-from ntkfl.privacy.accounting import SIMULATED, Guarantee, library
 
 ORDERS = tuple((1 + np.logspace(-2, 4, 600)).tolist())  # α, Rényi orders
 Release = tuple[float, int]  # ρ of what a round releases, and in how many rounds
+SIMULATED = "simulated: the noise follows from the run's seed and hides nothing; ε is what a deployment would have"
 _DEPLOYED = "each client draws its noise from its operating system's randomness and shows it to nobody"
 _ADDED = {
     "record": "a record is added or removed: a replaced one is two such changes",
     "client": "a client's data are added or removed: other data are two such changes; that it took part is no secret",
 }
+
+
+class Participation(NamedTuple):
+    """How often a run uses its clients' data; `times` is the client that takes part most often."""
+
+    times: int
+    cohort: int
+    clients: int
+    rounds: int
+    simulated: bool
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """(ε, δ)-differential privacy of a `unit` (record or client) against those who see what `against` says."""
+
+    epsilon: float
+    delta: float
+    unit: str
+    against: str
+    assumptions: tuple[str, ...]
+    simulated: bool = False
+
+    def __str__(self) -> str:
+        size = "no finite ε" if math.isinf(self.epsilon) else f"ε = {self.epsilon:.3g}"
+        of = " (simulated)" if self.simulated else ""
+        return f"{size}{of} at δ = {self.delta:.0e} for a {self.unit}, against {self.against}"
 
 
 def concentrated(change: float, sigma: float, clients: int, numbers: int) -> float:
@@ -97,12 +126,10 @@ def guarantee(
     rate: float = 1.0,
 ) -> Guarantee:
     """(ε, δ) of a record or a client (`unit`), of `releases`, where the noise of `clients` honest clients counts."""
-    orders = np.asarray(ORDERS)
-    epsilon, _ = library("rdp").compute_epsilon(orders, divergences(releases, rate), delta)
     trust = "aggregator and shuffler do not collude" if secure else "the server sees each client's reply: it is trusted"
     honest = f"at least {clients} clients of each round are honest; others may tell their noise"
     sampled = "no credit for sampling: the client may be in every round, and cohorts are no secret"
     if rate < 1:
         sampled = f"the server draws cohorts at random, whatever came before: a client with chance {rate:.3g} at most"
     assumptions = (SIMULATED if simulated else _DEPLOYED, _ADDED[unit], trust, honest, sampled)
-    return Guarantee(float(epsilon), delta, unit, against, assumptions, simulated)
+    return Guarantee(spent(releases, delta, rate), delta, unit, against, assumptions, simulated)

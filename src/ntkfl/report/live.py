@@ -2,7 +2,7 @@
 
     /               the page, without runs
     /events         the runs, then those that changed, as server-sent events
-    /details/ID     clients and classes, spectrum, clients' values, audit
+    /details/ID     an audit's findings
     /files/ID/NAME  one of a run's own files, by names from a fixed list
 
 What is asked for is looked up by id and name in what was found; no path is ever made out of an address.

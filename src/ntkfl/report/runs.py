@@ -78,8 +78,6 @@ def _below(path: Path, name: str, depth: int) -> Iterator[tuple[FoundRun, tuple[
 
 def _comparison(path: Path, name: str) -> Iterator[tuple[FoundRun, tuple[float, ...]]]:
     plan = read_plan(path)
-    if plan is None:
-        return
     seeds = len({cell.seed for cell in plan.cells}) > 1
     for cell in plan.cells:
         group = f"{name}: {cell.label}" if name else cell.label

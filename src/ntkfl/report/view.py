@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ntkfl.errors import RunFolderError
-from ntkfl.federation.insight import KEPT
 from ntkfl.federation.run_folder import Record
 from ntkfl.report.rejected import rejections
 from ntkfl.report.runs import Condition, FoundRun, condition, history
@@ -113,7 +112,6 @@ def _privacy(config: Mapping[str, Any], records: Sequence[Record]) -> dict[str, 
     sees = said.get("sees")
     return {
         "guarantees": promised,
-        "note": _text(said["note"]) if "note" in said else "",
         "uncovered": _text(said.get("uncovered", "")),
         "spent": _size(spent) + f" after round {last.get('round')}" if _number(spent["epsilon"]) is not None else "",
         "simulated": config.get("simulation") is True,
@@ -152,18 +150,6 @@ def files(run: FoundRun) -> dict[str, Path]:
     """What of a run's folder may be looked at, by name: never its checkpoint, never what lies elsewhere."""
     paths = {name: run.folder.path / name for name in FILES}
     return {name: path for name, path in paths.items() if path.is_file() and not path.is_symlink()}
-
-
-def insight(run: FoundRun) -> dict[str, Any]:
-    """`clients` (counts by class) and `spectra`, as the run kept them when it ended; else why they are missing."""
-    try:
-        kept = parse_json(read_unlinked(run.folder.path / KEPT).decode())
-    except (OSError, ValueError):
-        kept = None
-    if isinstance(kept, dict):
-        return kept
-    reason = "kept where a simulation ends, and there is none here"
-    return {"clients_missing": reason, "spectra_missing": reason}
 
 
 def audit(run: FoundRun) -> Any:

@@ -56,7 +56,8 @@ class HttpClient:
             request = self._http.build_request(method, path, content=body or None)
             request.headers["accept-encoding"] = "identity"
             if self._signs is not None:
-                request.headers.update(sign_request(*self._signs, method, request.url.raw_path.decode(), body))
+                path_asked = request.url.raw_path.decode()
+                request.headers["authorization"] = sign_request(*self._signs, method, path_asked, body)
             late, later = time.monotonic() > until, 0.0
             try:
                 response = self._send(request, most)
@@ -75,6 +76,7 @@ class HttpClient:
             pause = min(_LONGEST_PAUSE_S, 2 * pause)
 
     def _send(self, request: httpx.Request, most: int) -> httpx.Response:
+        """The answer with its body, read piece by piece so that one too large is never held."""
         response = self._http.send(request, stream=True)
         body = bytearray()
         try:
@@ -90,6 +92,7 @@ class HttpClient:
 
 
 def _accept(response: httpx.Response) -> httpx.Response:
+    """The answer, or `Refused` with the service's own reason; a proxy's page has none."""
     if response.is_success:
         return response
     try:

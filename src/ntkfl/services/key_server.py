@@ -135,6 +135,8 @@ def serve_key_server(folder: Path, host: str | None = None, port: int | None = N
 
 
 def key_server_app(server: KeyServer) -> Starlette:
+    """The two requests of the module's docstring, and `/health` and `/ready`."""
+
     async def run_secret(request: Request) -> Response:
         signed = SignedRequest(request, server.peers)
         await signed.body()

@@ -8,10 +8,10 @@ DIR/clients/NAME   federation.toml ca.pem signing-key.pem sealing-key.pem creden
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ntkfl.atomic import write_private
 from ntkfl.crypto.certificates import CA, TLS_CERT, TLS_KEY, self_signed
@@ -76,13 +76,13 @@ def add_client(folder: Path, key_server: Path, name: str) -> None:
 
 def host_of(address: str) -> str:
     """Of HOST:PORT, [HOST]:PORT where the host is an IPv6 address."""
-    host, _, port = address.rpartition(":")
     try:
-        if not 0 < int(port) < 1 << 16 or not host:
-            raise ValueError
-        return str(ipaddress.IPv6Address(host[1:-1])) if host.startswith("[") else host
+        parts = urlsplit(f"//{address}")
+        if parts.hostname and parts.port and parts.netloc == address and "@" not in address:
+            return parts.hostname
     except ValueError:
-        raise ConfigError(f"a service's address is HOST:PORT, got {address!r}") from None
+        pass
+    raise ConfigError(f"a service's address is HOST:PORT, got {address!r}")
 
 
 def _role_folder(folder: Path, peers: Peers, ca: bytes) -> None:

@@ -1,14 +1,16 @@
-"""Signed requests: three headers prove who asks, before a byte of the body is read.
+"""Signed requests: one header proves who asks, before a byte of the body is read.
 
-A client shows its credential, the aggregator the word "aggregator": its key stands in `federation.toml`. Whoever
-recorded a request can repeat it, so what a request asks for must be safe to repeat.
+    authorization: NTKFL credential SHA-256-of-the-body signature
+
+A client shows its credential, the aggregator the word "aggregator": its key stands in `federation.toml`. The signature
+is over all of what is asked: credential, method, path with query, and digest. Whoever recorded a request can repeat it,
+so what a request asks for must be safe to repeat.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
 
 from ntkfl.crypto.context import bind
 from ntkfl.crypto.credentials import Credential
@@ -17,38 +19,28 @@ from ntkfl.errors import NTKFLError, Refused
 from ntkfl.services.peers import Peers
 
 AGGREGATOR = "aggregator"  # in the place of a credential
-CREDENTIAL_HEADER, DIGEST_HEADER, SIGNATURE_HEADER = "ntkfl-credential", "ntkfl-digest", "ntkfl-signature"
-_REQUEST = "ntkfl request v2"
+_SCHEME, _REQUEST = "NTKFL", bind("ntkfl request v2")
 
 
-def sign_request(issued: str, key: SigningKey, method: str, path: str, body: bytes) -> dict[str, str]:
-    """The headers: the credential, the body's SHA-256, and a signature over both, method and path (with query)."""
+def sign_request(issued: str, key: SigningKey, method: str, path: str, body: bytes) -> str:
+    """The value of the header, for the holder of the credential `issued` and of its signing key."""
     digest = hashlib.sha256(body).digest()
-    signature = key.sign(bind(issued, method.upper(), path, digest), bind(_REQUEST))
-    return {
-        CREDENTIAL_HEADER: issued,
-        DIGEST_HEADER: digest.hex(),
-        SIGNATURE_HEADER: base64.b64encode(signature).decode(),
-    }
+    signature = key.sign(bind(issued, method.upper(), path, digest), _REQUEST)
+    return f"{_SCHEME} {issued} {digest.hex()} {base64.b64encode(signature).decode()}"
 
 
-def check_headers(headers: Mapping[str, str], peers: Peers, method: str, path: str) -> tuple[Credential | None, bytes]:
-    """The caller's credential (None: the aggregator) and the SHA-256 that the body must have.
-
-    `Refused` if the signature does not hold. Names of `headers` are in lower case.
+def check_request(header: str, peers: Peers, method: str, path: str) -> tuple[Credential | None, bytes]:
+    """The caller's credential (None: the aggregator) and the SHA-256 that the body must have; `Refused` if the
+    signature does not hold.
     """
-    given = [headers.get(name) for name in (CREDENTIAL_HEADER, DIGEST_HEADER, SIGNATURE_HEADER)]
-    if None in given:
-        raise Refused("unsigned", f"the request lacks {CREDENTIAL_HEADER}, {DIGEST_HEADER} or {SIGNATURE_HEADER}")
-    issued, digest, signature = map(str, given)
     try:
+        _, issued, digest, signature = header.split(" ")
         credential, key = None, peers.key_of("aggregator")
         if issued != AGGREGATOR:
             credential = Credential.check(issued, peers.key_of("key_server"), peers.federation)
             key = bytes.fromhex(credential.signing_key)
-        expected = parse_key(digest, DIGEST_HEADER)
-        signed = bind(issued, method.upper(), path, expected)
-        verify(key, base64.b64decode(signature, validate=True), signed, bind(_REQUEST))
+        expected = parse_key(digest, "the body's digest")
+        verify(key, base64.b64decode(signature, validate=True), bind(issued, method.upper(), path, expected), _REQUEST)
     except (NTKFLError, ValueError) as error:
-        raise Refused("unauthenticated", f"the request cannot be believed: {error}") from None
+        raise Refused("unauthenticated", f"the request is not signed as it must be: {error}") from None
     return credential, expected

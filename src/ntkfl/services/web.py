@@ -20,7 +20,7 @@ from ntkfl.crypto.credentials import Credential
 from ntkfl.errors import ConfigError, Refused
 from ntkfl.extras import missing
 from ntkfl.services.peers import Peers
-from ntkfl.services.signing import check_headers
+from ntkfl.services.signing import check_request
 from ntkfl.version import __version__
 
 try:
@@ -38,7 +38,7 @@ CONNECTIONS = 4096  # at once; while there are as many, requests get a 503
 RECEIVE_S = 60.0  # for one body to arrive
 RETRY_AFTER_S = 1  # until a caller that gets a 503 may ask again
 _STATUS = {  # of a refusal; 409 of all others, as what was asked for does not fit what is there
-    **dict.fromkeys(("unauthenticated", "unsigned"), 401),
+    "unauthenticated": 401,
     **dict.fromkeys(("not-aggregator", "not-client", "revoked"), 403),
     **dict.fromkeys(("unknown-batch", "unknown-run"), 404),
     "too-slow": 408,
@@ -82,7 +82,9 @@ class SignedRequest:
         path = b"?".join(filter(None, (scope["raw_path"], scope["query_string"]))).decode("latin-1")
         self._request = request
         self.credential: Credential | None
-        self.credential, self._digest = check_headers(request.headers, peers, request.method, path)
+        self.credential, self._digest = check_request(
+            request.headers.get("authorization", ""), peers, request.method, path
+        )
 
     @property
     def client(self) -> Credential:

@@ -15,17 +15,13 @@ up with zero bits. A set of positions has exactly one such row.
 **Values**: k a row, in the order of the positions, little-endian, rounded to float32 first.
 
     float32   as they are, 4 bytes each; no scale
-    float16   IEEE half precision x of v/s, of magnitude below 2^15 (the largest is 32752), 2 bytes each; one scale s a
-              row (float32), a power of two between 2^−126 and 2^113 such that the largest |v|/s lies in [2^14, 2^15)
-              wherever that range of s allows (2^−15 for a row of zeros); v = x·s
     8bit      one byte each: bit 7 the sign (1: negative), bits 0 to 6 a magnitude code c; two scales a row (float32),
               lo and hi, the least and the largest magnitude that is not zero: c = 0 is exactly zero (then bit 7 is 0),
               c = 1 … 127 is lo·(hi/lo)^((c−1)/126), computed in float64 and rounded to float32; c = 1 is lo and c = 127
               is hi exactly. A row of zeros has lo = hi = 0; where lo = hi, c is 0 or 1
 
-Relative error, at most: float32 2^−24; float16 2^−11 for magnitudes from 2^−28 of the row's largest on (2^−39 of the
-largest, absolute, below that); 8bit (hi/lo)^(1/252) − 1, half a step of the logarithm: 0.9 % for hi/lo = 10, 1.8 % for
-100, 2.8 % for 1,000 (and float32 rounding).
+Relative error, at most: float32 2^−24; 8bit (hi/lo)^(1/252) − 1, half a step of the logarithm: 0.9 % for hi/lo = 10,
+1.8 % for 100, 2.8 % for 1,000 (and float32 rounding).
 """
 
 from __future__ import annotations
@@ -43,15 +39,13 @@ from ntkfl.tangent.sparse import SparseBlock
 from ntkfl.wire.message import NamedArrays
 
 # How values travel: their type on the wire, and how many scales a row has.
-VALUES = {"float32": (torch.float32, 0), "float16": (torch.float16, 1), "8bit": (torch.uint8, 2)}
+VALUES = {"float32": (torch.float32, 0), "8bit": (torch.uint8, 2)}
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 _TOP = 127  # the largest magnitude code
-_LEAST_SCALE, _LARGEST_SCALE = -126, 113  # exponents of float16's scale
-_LARGEST_HALF = np.float16(32752)  # below 2^15: times the largest scale it is still a float32
 _BUDGET = 2**22  # bits spelled out as bytes at a time: they stay in a cache
 
 
@@ -63,7 +57,7 @@ def topk_bytes(n: int, k: int, values_as: str = "8bit") -> int:
 
 def encode_topk(values: Tensor, positions: Tensor, size: int, values_as: str = "8bit") -> dict[str, Tensor]:
     """values [N, k] at positions [N, k] < size, increasing along rows -> positions uint8 [N, bytes], values [N, k],
-    and for all but float32 scale [N, 1 or 2]. All on the CPU."""
+    and for 8bit scale [N, 2]. All on the CPU."""
     kind, _ = _kind(values_as)
     if values.ndim != 2 or values.shape != positions.shape or not 0 < values.shape[1] <= size:
         raise MessageError(
@@ -78,8 +72,7 @@ def encode_topk(values: Tensor, positions: Tensor, size: int, values_as: str = "
     arrays = {"positions": torch.from_numpy(_spell(where, size))}
     if kind == torch.float32:
         return arrays | {"values": torch.from_numpy(numbers)}
-    convert = _to_halves if kind == torch.float16 else _to_codes
-    parts = [convert(numbers[rows]) for rows in _pieces(numbers.shape)]
+    parts = [_to_codes(numbers[rows]) for rows in _pieces(numbers.shape)]
     coded, scale = (np.concatenate(same) for same in zip(*parts, strict=True))
     return arrays | {"values": torch.from_numpy(coded), "scale": torch.from_numpy(scale)}
 
@@ -106,9 +99,8 @@ def decode_topk(
     where = _read(arrays["positions"].cpu().numpy(), size, k)
     if kind == torch.float32:
         return arrays["values"].to(device="cpu", dtype=dtype), torch.from_numpy(where)
-    convert = _from_halves if kind == torch.float16 else _from_codes
     coded, scale = arrays["values"].cpu().numpy(), arrays["scale"].cpu().numpy()
-    numbers = np.concatenate([convert(coded[rows], scale[rows]) for rows in _pieces(coded.shape)])
+    numbers = np.concatenate([_from_codes(coded[rows], scale[rows]) for rows in _pieces(coded.shape)])
     return torch.from_numpy(numbers).to(dtype), torch.from_numpy(where)
 
 
@@ -210,23 +202,6 @@ def _pieces(shape: tuple[int, ...]) -> list[slice]:
     rows, k = shape
     step = max(1, _BUDGET // 16 // k)
     return [slice(at, at + step) for at in range(0, max(1, rows), step)]
-
-
-def _to_halves(values: Floats) -> tuple[NDArray[np.float16], Floats]:
-    exponents = np.frexp(np.abs(values).max(axis=1, keepdims=True))[1] - 15
-    exponents = np.clip(exponents, _LEAST_SCALE, _LARGEST_SCALE)
-    # Half precision rounds a magnitude near 2^15 up to it; the number below is as near as the bound asks.
-    halves = np.ldexp(values.astype(np.float64), -exponents).astype(np.float16)
-    return np.clip(halves, -_LARGEST_HALF, _LARGEST_HALF), np.ldexp(np.float32(1), exponents)
-
-
-def _from_halves(halves: NDArray[np.float16], scale: Floats) -> Floats:
-    mantissa, exponents = np.frexp(scale)
-    if (mantissa != 0.5).any() or (exponents - 1 < _LEAST_SCALE).any() or (exponents - 1 > _LARGEST_SCALE).any():
-        raise MessageError("a scale of top-k values is no power of two between 2^-126 and 2^113")
-    if (np.abs(halves) > _LARGEST_HALF).any():
-        raise MessageError("a half-precision top-k value is 2^15 or more")
-    return halves.astype(np.float32) * scale
 
 
 def _to_codes(values: Floats) -> tuple[Bytes, Floats]:

@@ -16,13 +16,6 @@ from ntkfl.services.shuffler.store import BatchStore
 from tests.services.shuffler.batches import DIGEST, KEY, NAMES, batch, refusal, rows_of, said, submit_all, taken
 
 
-def test_the_aggregator_cannot_ask_for_smaller_crowds_than_the_operator_allows() -> None:
-    shuffler = BatchStore(floor=3)
-    with refusal("below-floor"):
-        shuffler.open(batch(min_clients=2), DIGEST)
-    shuffler.open(batch(min_clients=3), DIGEST)
-
-
 @pytest.mark.parametrize("terms", [{"clients": 1}, {"max_rows": 0}, {"row_bytes": 0}, {"min_clients": 5}])
 def test_terms_that_make_no_batch_are_refused(terms: dict[str, int]) -> None:
     with refusal("terms"):
@@ -97,32 +90,6 @@ def begun(names: tuple[str, ...] = NAMES) -> BatchStore:
     shuffler.release(KEY)
     shuffler.forget(KEY)
     return shuffler
-
-
-def test_a_later_exchange_is_released_with_exactly_the_clients_of_the_first() -> None:
-    shuffler = begun(NAMES[:3])
-    shuffler.open(batch(LATER), DIGEST)
-    with refusal("not-asked"):  # its rows would be those without a match among the first
-        shuffler.submit("dan", said(LATER), rows_of("dan"))
-    submit_all(shuffler, LATER, NAMES[:2])
-    # Never without cyd, whose first rows would be those without a match.
-    status = shuffler.status(LATER)
-    assert (status.state, status.clients) == ("open", 2)
-    with refusal("not-ready"):
-        shuffler.release(LATER)
-    submit_all(shuffler, LATER, ("cyd",))
-    assert len(shuffler.release(LATER)) == 6
-
-
-def test_an_old_announcement_that_comes_again_does_not_end_the_round() -> None:
-    shuffler = BatchStore()
-    for number in (1, 2):
-        key = BatchKey(number, 0)
-        shuffler.open(batch(key), DIGEST)
-        submit_all(shuffler, key)
-        shuffler.release(key)
-    shuffler.open(batch(), DIGEST)
-    shuffler.open(batch(BatchKey(2, 1)), DIGEST)
 
 
 def test_a_client_revoked_between_two_exchanges_ends_the_round() -> None:

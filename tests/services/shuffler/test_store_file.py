@@ -64,21 +64,6 @@ def rank_correlation(first: list[bytes], second: list[bytes]) -> float:
     )
 
 
-def test_cancelling_deletes_rows_and_names(tmp_path: Path) -> None:
-    path = tmp_path / "state.sqlite"
-    shuffler = BatchStore(path)
-    shuffler.open(batch(clients=2), DIGEST)
-    shuffler.submit("adelheid", said(KEY), [b"sealed-1", b"sealed-2"])
-    assert b"sealed-1" in on_disk(path)
-    shuffler.cancel(KEY)
-    content = on_disk(path)
-    assert not any(trace in content for trace in (b"sealed-1", b"adelheid"))
-    with refusal("cancelled"):
-        shuffler.release(KEY)
-    with refusal("unknown-batch"):
-        shuffler.cancel(BatchKey(9, 0))
-
-
 def test_the_file_is_its_owners_alone_and_of_one_process_and_run(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     path.touch(0o644)
@@ -177,18 +162,6 @@ def test_who_answered_is_remembered_over_a_restart_and_named_nowhere(tmp_path: P
         tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master")]
     db.close()
     assert not [name for name in tables if name.startswith(("answered_", "senders_", "pending_"))]
-
-
-def test_a_record_that_the_disk_changed_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "state.sqlite"
-    shuffler = BatchStore(path)
-    shuffler.open(batch(), DIGEST)
-    shuffler.close()
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE batches SET state = 'x'")
-    db.close()
-    with refusal("storage"):
-        BatchStore(path).status(KEY)
 
 
 def test_a_log_of_releases_that_is_cut_short_is_read_up_to_there(tmp_path: Path) -> None:

@@ -74,4 +74,5 @@ class Centralized(Method):
         return Outcome(new, float(trained.loss), diagnostics={"samples": len(pool)})
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> Samples:
+        """All of the client's samples of the round, as they are."""
         return Samples({"x": client.x, "labels": pack_labels(client.y, task.outputs)})

@@ -52,6 +52,7 @@ class DataShare(FedAvg):
         return super().start(task, weights) | {"holders": torch.empty(0, dtype=torch.int64)}
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        """FedAvg's round; clients that have not been given G get it with the weights."""
         holders = set(state["holders"].tolist())
         replies = yield self._questions(task, state, round, cohort, holders)
         p = self.shares(task, replies)

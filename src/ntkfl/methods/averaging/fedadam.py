@@ -41,6 +41,7 @@ class FedAdam(FedAvg):
         }
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        """One exchange, as FedAvg's; the server keeps 2d numbers beside the weights."""
         w = state["weights"]
         # Clients do as in FedAvg; what differs is what the server makes of the mean change.
         replies = yield self.question(state, round)

@@ -24,6 +24,7 @@ class FedAvg(LocalTraining):
     # Box 1 of the paper, with p_m = 1/M (weighting "uniform") or n_m/Σn ("samples").
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        """One exchange: w goes down, w_m and n_m come back. d numbers each way."""
         replies = yield self.question(state, round)
         p = self.shares(task, replies)
         new = self.combined(task, replies, p, "weights", state["weights"])

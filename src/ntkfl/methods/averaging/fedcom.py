@@ -33,6 +33,7 @@ class FedCOM(Compressed):
     server_lr: float = Field(1.0, gt=0, description="γ, the server's step along the averaged update")
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        """One exchange: d numbers down, d bytes up. The step is the averaged update, γ times."""
         replies = yield self.question(state, round)
         p = self.shares(task, replies)
         delta = self.combined(task, replies, p, "gradient")

@@ -38,6 +38,7 @@ class FedNova(LocalTraining):
     replies: ClassVar[Mapping[str, type[Update]]] = {"weights": Direction}
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        """One exchange: d numbers down, d + 1 up. The averaged step is taken τ_eff times."""
         replies = yield self.question(state, round)
         p = self.shares(task, replies)
         d = self.combined(task, replies, p, "direction")

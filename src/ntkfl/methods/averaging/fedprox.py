@@ -25,4 +25,5 @@ class FedProx(FedAvg):
     mu: float = Field(0.01, ge=0, description="μ, the pull towards the broadcast weights; 0 is FedAvg")
 
     def train(self, task: Task, w: Tensor, client: ClientRound, adjust: Adjustment | None = None) -> Trained:
+        """Local descent with the pull μ (v − w) added to every gradient."""
         return super().train(task, w, client, lambda gradient, v: gradient + self.mu * (v - w))

@@ -90,7 +90,17 @@ def batches(client: ClientRound, steps: int, batch_size: int) -> Sequence[Tensor
 
 
 class LocalTraining(Method):
-    """Options of every method whose clients train locally, and what their rounds begin and end with."""
+    """Options of every method whose clients train locally, and what their rounds begin and end with.
+
+    A method of this kind is one exchange, three calls at the server and three at a client:
+
+        replies = yield self.question(state, round)             w = self.begin(task, question)
+        p = self.shares(task, replies)                          trained = self.train(task, w, client)
+        v = self.combined(task, replies, p, "weights", w)       return self.update(client, trained, weights=…)
+        return self.outcome(replies, p, state | {…})
+
+    What differs is what a client sends, and what the server makes of the mean.
+    """
 
     replies: ClassVar[Mapping[str, type[Update]]] = {"weights": Update}
 
@@ -105,6 +115,7 @@ class LocalTraining(Method):
     # The server's side.
 
     def start(self, task: Task, weights: Tensor) -> State:
+        """With the network's statistics [b], where it has batch normalisation."""
         running = flat_statistics(task.model)
         return super().start(task, weights) | ({} if running is None else {STATISTICS: running})
 

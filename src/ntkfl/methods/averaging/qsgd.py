@@ -89,6 +89,7 @@ class QSGD(Compressed):
     local_steps: int = Field(1, ge=1, description="gradient steps a client takes in a round; 1: it sends its gradient")
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        """One exchange: d numbers down, `bits` bits a number up. The step is lr along the averaged gradient."""
         replies = yield self.question(state, round)
         p = self.shares(task, replies)
         g = self.combined(task, replies, p, "gradient")

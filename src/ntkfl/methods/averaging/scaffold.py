@@ -45,6 +45,7 @@ class Scaffold(LocalTraining):
         return super().start(task, weights) | {"control": torch.zeros_like(weights)}
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        """One exchange: w and c down, w_m and the change of c_m up, 2d numbers each way."""
         w, c = state["weights"], state["control"]
         replies = yield self.question(state, round, control=c)
         p = self.shares(task, replies)

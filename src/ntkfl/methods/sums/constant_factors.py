@@ -22,10 +22,12 @@ _VALUES, _VECTORS, _COHORTS = "values/", "vectors/", "constant_cohorts"
 
 
 def no_factors_yet(weights: Tensor) -> State:
+    """Before the first round: no samples and no cohorts are behind them."""
     return {COUNT: torch.zeros((), dtype=weights.dtype, device=weights.device), _COHORTS: torch.tensor(0)}
 
 
 def still_asked(state: State) -> bool:
+    """Whether the round's question asks for them."""
     return _COHORTS in state
 
 

@@ -27,11 +27,10 @@ from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods.base import Method
 from ntkfl.methods.replies import SAMPLES, WEIGHTS, Addend, Addends, Sums
 from ntkfl.methods.task import ClientRound, State, Task, check_finite
-from ntkfl.privacy.accounting import Guarantee, Participation
 from ntkfl.privacy.discrete_gaussian import discrete_gaussians
 from ntkfl.privacy.randomness import Purpose, Randomness
 from ntkfl.privacy.settings import Privacy
-from ntkfl.privacy.sum_accounting import Release, guarantee
+from ntkfl.privacy.sum_accounting import Guarantee, Participation, Release, guarantee
 from ntkfl.privacy.sum_noise import COUNT, GRAINS, ROUNDING, SumBudget, integer_change, momentum_sums, to_integers
 from ntkfl.progress import plural
 from ntkfl.wire.message import Message
@@ -90,6 +89,9 @@ class NoisyIntegers(Sums):
 class NoisySums(Method):
     """Options and steps of private methods. Their names of arrays: `contribution` is sent in every round, arrays whose
     name begins with `first` in the first round only, under the part `once` of the budget; `samples` counts records.
+
+    A method of this kind clips what its `unit` adds to norm 1, hands it to `integers` on a client, adds replies up with
+    `total` at the server, and calls `check_round` at both ends: a client does not rely on the server for its promise.
     """
 
     _privacy: ClassVar[Privacy] = Privacy(epsilon=3.0)

@@ -67,10 +67,12 @@ class RidgeReply(Sums):
 
     @property
     def is_new(self) -> bool:
+        """Whether these are all of a client's sums, rather than how they changed."""
         return FRESH in self.arrays and int(self.take(FRESH, ())) == 1
 
     @property
     def tag(self) -> int:
+        """The number that the server gave to this client alone."""
         return int(self.take(TAG, ()))
 
     def check(self, task: Task) -> None:
@@ -97,10 +99,9 @@ def pack_sums(sums: RidgeSums, dtype: torch.dtype, values: Values, uniform: Unif
     if values == "float32":
         return exact_arrays(sums, dtype)
     # What the server will compute with: rounded before anything is derived from it.
-    round = partial(_through, dtype=dtype)
-    samples, first = round(sums.samples), round(sums.gram[-1, :-1])
+    samples, first = (part.to(dtype).double() for part in (sums.samples, sums.gram[-1, :-1]))
     S = sums.gram[:-1, :-1] - _outer(first, samples)
-    variances = round(S.diagonal())
+    variances = S.diagonal().to(dtype).double()
     c = _scales(variances)
     i, j = torch.triu_indices(len(S), len(S), offset=1)
     r = (S / torch.outer(c, c))[i, j].cpu()
@@ -142,9 +143,8 @@ def unfold(arrays: Mapping[str, Tensor]) -> RidgeSums:
 
 def _reduced(arrays: Mapping[str, Tensor]) -> RidgeSums:
     """G_ij = r_ij c_i c_j + n m_i m_j."""
-    samples, first, variances, cross, squares = (
-        arrays[name].double() for name in ("samples", "sums", "variances", "cross", "squares")
-    )
+    exact = (SAMPLES, "sums", "variances", "cross", "squares")
+    samples, first, variances, cross, squares = (arrays[name].double() for name in exact)
     coded, scales = arrays["correlations"], arrays["scales"]
     p = _rows(samples, cross, squares)
     F, pairs = p - 1, (p - 1) * (p - 2) // 2
@@ -184,7 +184,3 @@ def _scales(variances: Tensor) -> Tensor:
     """c [F]; ones where no variance is above zero."""
     top = float(variances.abs().max())
     return variances.abs().clamp(min=_SMALL * top).sqrt() if top > 0 else torch.ones_like(variances)
-
-
-def _through(value: Tensor, dtype: torch.dtype) -> Tensor:
-    return value.to(dtype).double()

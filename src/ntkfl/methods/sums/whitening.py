@@ -53,10 +53,12 @@ def directions(summed: Tensor, damping: float, rank: int) -> tuple[Tensor, Tenso
 
 
 def whitening_arrays(name: str, V: Tensor, rest: Tensor) -> dict[str, Tensor]:
+    """V [m, rank] and r [1] of the layer of this name, as they travel."""
     return {WHITENING + name: V, REST + name: rest}
 
 
 def is_whitening(name: str) -> bool:
+    """Whether an array of this name is a part of one."""
     return name.startswith((WHITENING, REST))
 
 

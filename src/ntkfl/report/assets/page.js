@@ -14,7 +14,7 @@ const hidden = new Set();
 const met = new Set(); // groups that were there before
 let order = null; // of the table's rows
 const touched = new Set(); // controls whose defaults no longer follow the data
-const charts = ["by-round", "by-bytes", "by-seconds", "steps", "products", "error", "rejected-rows", "rejected-clients", "spectrum"].map(byId);
+const charts = ["by-round", "by-bytes", "by-seconds", "steps", "products", "error", "rejected-rows", "rejected-clients"].map(byId);
 
 function allGroups() {
   const groups = new Map();
@@ -122,32 +122,8 @@ function drawBytes() {
   byteBars(byId("kinds"), groups, each ? "MiB a round, all its clients together" : "MiB in all rounds, all clients together");
 }
 
-// Why something is missing, one line a reason.
-function missing(place, reasons) {
-  const by = new Map();
-  for (const [run, why] of reasons) by.set(why, [...(by.get(why) ?? []), run.group]);
-  const lines = [...by].map(([why, who]) => `Not shown for ${[...new Set(who)].join(", ")}: ${why}.`);
-  place.hidden = !lines.length;
-  place.replaceChildren(...lines.flatMap((line, i) => (i ? [element("br"), line] : [line])));
-}
-
 function drawDetails() {
   const known = [...details].filter(([id]) => runs.has(id)).map(([id, found]) => [runs.get(id), found]);
-  const partitions = new Map();
-  for (const [, found] of known) if (found.clients) partitions.set(found.clients.title, found.clients);
-  const which = byId("which");
-  const titles = [...partitions.keys()];
-  if (titles.join("\n") !== [...which.options].map((o) => o.value).join("\n")) which.replaceChildren(...titles.map((t) => element("option", { value: t }, t)));
-  byId("which-label").hidden = titles.length < 2;
-  byId("clients").hidden = !titles.length;
-  if (titles.length) bubbles(byId("clients"), partitions.get(which.value), byId("everyone").checked);
-  missing(byId("clients-missing"), known.filter(([, f]) => f.clients_missing).map(([r, f]) => [r, f.clients_missing]));
-  const series = known.filter(([run]) => !hidden.has(run.group)).flatMap(([run, found]) => (found.spectra ?? []).map((s, i) => ({
-    id: `${run.id}-${i}`, group: run.group, label: `${run.group}, ${s.label}`, look: looks.get(run.group) ?? 0, dash: i ? null : "2 4",
-    x: s.values.map((_, n) => n + 1), y: s.values.map((v) => (v > 1e-12 * s.values[0] ? v : null)),
-  })));
-  lineChart(byId("spectrum"), { title: "eigenvalues of H/N; dotted: before the first round", xLabel: "index", yName: "eigenvalue", yFormat: brief, xLog: true, yLog: true, series });
-  missing(byId("spectrum-missing"), known.filter(([, f]) => f.spectra_missing).map(([r, f]) => [r, f.spectra_missing]));
   const audited = known.filter(([, found]) => found.audit).map(([run, found]) => [run, found.audit]);
   byId("audits").hidden = !audited.length;
   audits(byId("audit"), audited);
@@ -215,7 +191,7 @@ function theme(name) {
   else document.documentElement.dataset.theme = name;
 }
 
-for (const [id, redraw] of Object.entries({ metric: drawCurves, "log-x": drawCurves, down: drawCurves, seeds: drawSelection, target: drawSelection, per: drawBytes, which: drawDetails, everyone: drawDetails, differences: drawSelection })) {
+for (const [id, redraw] of Object.entries({ metric: drawCurves, "log-x": drawCurves, down: drawCurves, seeds: drawSelection, target: drawSelection, per: drawBytes, differences: drawSelection })) {
   byId(id).addEventListener("change", () => { touched.add(id); redraw(); });
 }
 // The first so many of the table, with colours dealt anew.

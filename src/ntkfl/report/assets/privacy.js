@@ -17,7 +17,7 @@ function promised(said) {
     const rests = element("details", {}, element("summary", {}, `It rests on ${one.assumptions.length} assumptions`), element("ul", {}, ...one.assumptions.map((line) => element("li", {}, line))));
     add("Guarantee", element("strong", {}, one.says), said.simulated ? " (simulated)" : "", one.assumptions.length ? rests : null);
   }
-  if (!said.guarantees.length) add("Guarantee", said.note ? `not computed: ${said.note}` : "none: no noise, so no ε");
+  if (!said.guarantees.length) add("Guarantee", "none: no noise, so no ε");
   if (said.uncovered) add("Not covered", said.uncovered);
   if (said.spent) add("Spent so far", said.spent);
   add("Secure sums", said.secure_sum ? said.sums || "on: the server learns totals alone" : "off");

@@ -2,7 +2,7 @@
 
     client       POST /v1/runs/RUN/rows, /sums
     aggregator   POST /v1/runs/RUN, /v1/runs/RUN/announcements
-                 GET or DELETE BATCH, POST BATCH/release, BATCH/cancel, where BATCH is /v1/runs/RUN/ROUND/EXCHANGE
+                 DELETE BATCH, POST BATCH/release, BATCH/cancel, where BATCH is /v1/runs/RUN/ROUND/EXCHANGE
 
 The log has no name and no address of a client: the times at which it sends would say as much as its name beside its
 rows.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -51,6 +50,9 @@ def serve_shuffler(folder: Path, host: str | None = None, port: int | None = Non
 
 
 def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
+    """The requests of the module's docstring. Handlers only check who asks and what came; every decision, and all that
+    is written, is the store's, in a thread: SQLite waits for the disk.
+    """
     turns = asyncio.Semaphore(AT_ONCE)
 
     def submission(*, summed: bool) -> Handler:
@@ -78,6 +80,8 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         return submit
 
     def by_aggregator(handler: Callable[[Request, SignedRequest], Awaitable[Response]]) -> Handler:
+        """A handler of what only the aggregator may ask."""
+
         async def checked(request: Request) -> Response:
             signed = SignedRequest(request, peers)
             if signed.credential is not None:
@@ -87,6 +91,8 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         return checked
 
     def on_batch(handler: Callable[[BatchStore, BatchKey], Response]) -> Handler:
+        """A handler of the aggregator's on one exchange of a run, which its address names."""
+
         async def checked(request: Request, signed: SignedRequest) -> Response:
             await signed.body()
             store, values = runs.find(request.path_params["run"]), request.path_params
@@ -105,6 +111,9 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
 
     @by_aggregator
     async def announce(request: Request, signed: SignedRequest) -> Response:
+        """Open a batch, if all have agreed to one like it. Who is revoked is asked each time: nobody who was by now can
+        answer, and nothing opens while that is not known.
+        """
         body, run = await signed.body(MOST_HEAD), request.path_params["run"]
         store = runs.find(run)
         try:
@@ -119,10 +128,6 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         digest, revoked = Announced.of(batch.key, body).digest, await run_in_threadpool(runs.revoked)
         await run_in_threadpool(store.open, batch, digest, head.terms, revoked)
         return JSONResponse({"status": "open"})
-
-    @on_batch
-    def status(store: BatchStore, key: BatchKey) -> Response:
-        return JSONResponse(asdict(store.status(key)))
 
     @on_batch
     def release(store: BatchStore, key: BatchKey) -> Response:
@@ -153,7 +158,6 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         Route(f"{run}/sums", submission(summed=True), methods=["POST"]),
         Route(run, begin, methods=["POST"]),
         Route(f"{run}/announcements", announce, methods=["POST"]),
-        Route(batch, status, methods=["GET"]),
         Route(batch, forget, methods=["DELETE"]),
         Route(f"{batch}/release", release, methods=["POST"]),
         Route(f"{batch}/cancel", cancel, methods=["POST"]),

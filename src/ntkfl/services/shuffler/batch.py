@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from ntkfl.crypto.row_frames import MOST_NUMBERS, WORD_BYTES, Announced, BatchKey
@@ -75,6 +75,7 @@ class Record:
 
     @classmethod
     def find(cls, db: sqlite3.Connection, key: BatchKey) -> Record:
+        """The batch of a key; `Refused` if there is none, or the disk changed it."""
         found: Any = db.execute(f"SELECT {_COLUMNS} FROM batches WHERE number = ?", (key.number,)).fetchone()
         if found is None:
             raise Refused("unknown-batch", f"no batch {tuple(key)} was opened")
@@ -87,10 +88,10 @@ class Record:
 
     @staticmethod
     def create(db: sqlite3.Connection, batch: Batch, digest: bytes) -> None:
+        """An open batch without rows, and its tables."""
         sizes = (batch.clients, batch.max_rows, batch.row_bytes, batch.min_clients)
-        made = Record(batch.key.number, digest, "open", *sizes, 0, None, batch.numbers)
-        values = (made.number, digest, "open", *sizes, 0, None, batch.numbers)
-        db.execute(f"INSERT INTO batches ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+        made = Record(batch.key.number, digest, "open", *sizes, clients=0, rows=None, numbers=batch.numbers)
+        db.execute(f"INSERT INTO batches ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(made))
         db.execute(f"CREATE TABLE {made.senders} (client TEXT PRIMARY KEY, seed BLOB) WITHOUT ROWID")
         db.execute(f"CREATE TABLE {made.pending} (digest BLOB UNIQUE, row BLOB)")
 
@@ -133,6 +134,7 @@ class Record:
         return hashlib.sha256(b"".join(digests)).digest()
 
     def close(self, db: sqlite3.Connection, state: str, clients: int, rows: int | None) -> None:
+        """Released or cancelled: who has sent, and in what order rows came, is deleted."""
         db.execute(f"DROP TABLE IF EXISTS {self.senders}")
         db.execute(f"DROP TABLE IF EXISTS {self.pending}")
         sql = "UPDATE batches SET state = ?, clients = ?, rows = ? WHERE number = ?"

@@ -13,10 +13,9 @@ from ntkfl.crypto.row_frames import FRAME_BYTES, WORD_BYTES, Announced, BatchKey
 from ntkfl.errors import MessageError
 from ntkfl.services.http_client import SMALL, HttpClient
 from ntkfl.services.peers import Peers
-from ntkfl.services.shuffler.batch import Batch, Status
+from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.signing import AGGREGATOR
 
-_STATUS: TypeAdapter[Status] = TypeAdapter(Status)
 _NEWEST: TypeAdapter[BatchKey | None] = TypeAdapter(BatchKey | None)
 
 
@@ -36,12 +35,6 @@ class ShufflerClient:
 
     def publish(self, signed: bytes) -> None:
         self.http.ask("POST", f"{self._run}/announcements", signed)
-
-    def status(self, key: BatchKey) -> Status:
-        try:
-            return _STATUS.validate_json(self.http.ask("GET", self._batch(key)).content)
-        except ValueError:
-            raise MessageError("an answer of the shuffler's that cannot be read") from None
 
     def release(self, announced: Announced, batch: Batch) -> tuple[list[bytes], bytes]:
         """The batch's rows in random order; and of a secure sum the sum of the clients' masks, 4 bytes a number."""

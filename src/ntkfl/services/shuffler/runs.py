@@ -35,13 +35,11 @@ class Runs:
             store.close()
 
     def check(self) -> None:
-        """`Refused` while any run's state, or the folder, cannot be written."""
+        """`Refused` while the folder cannot be written."""
         try:
             write_atomically(self._folder / ".ready", b"x" * 4096)
         except OSError as error:
             raise Refused("storage", f"{self._folder} cannot be written: {error.strerror}") from None
-        for store in list(self._stores.values()):
-            store.check()
 
     def begin(self, run: str, terms: str) -> BatchKey | None:
         """Begin a run, or go on with it: the newest exchange that was announced in it."""

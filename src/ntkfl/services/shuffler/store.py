@@ -20,7 +20,6 @@ import hashlib
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,11 +70,6 @@ class BatchStore:
             self._db.close()
             if self._log is not None:
                 self._log.close()
-
-    def check(self) -> None:
-        """`Refused` while the state cannot be written."""
-        with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO facts VALUES ('checked', ?)", (time.time(),))
 
     def begin(self, terms: str) -> BatchKey | None:
         """Pin the run's terms (their SHA-256), which never change: the newest exchange that was announced."""
@@ -301,6 +295,7 @@ def _may_answer(db: sqlite3.Connection, batch: Record, client: str) -> bool:
 
 
 def _status(db: sqlite3.Connection, batch: Record) -> Status:
+    """Of an open batch how many have sent, and whether that is enough to release it."""
     if batch.state != "open":
         return Status(batch.state, batch.clients, batch.rows)
     (sent,) = db.execute(f"SELECT COUNT(*) FROM {batch.senders}").fetchone()
@@ -310,6 +305,7 @@ def _status(db: sqlite3.Connection, batch: Record) -> Status:
 
 
 def _tag(db: sqlite3.Connection, name: str) -> bytes:
+    """A keyed hash of a client's name, 16 bytes: the same all through a run, and of no use in another file."""
     found = db.execute("SELECT value FROM facts WHERE name = 'salt'").fetchone()
     if found is None or not isinstance(salt := found[0], bytes) or len(salt) != 32:
         raise Refused("storage", "the shuffler's record of who answered is damaged")
