@@ -253,7 +253,7 @@ def releases_of(method: Method, privacy: Privacy, rounds: int) -> list[Release]:
 
 
 def promises(method: Method, task: Task, cohort: int, rounds: int) -> list[str]:
-    """What a run of so many rounds, with so many clients each, promises, and under which conditions.
+    """What a simulation of so many rounds, with so many clients each, promises, and under which conditions.
 
     `ConfigError` where ε is for fewer rounds, or counts on more clients.
     """
@@ -273,7 +273,7 @@ def promises(method: Method, task: Task, cohort: int, rounds: int) -> list[str]:
     others = f"{spare} may not be" if spare else "one that is not voids it: set noise_clients below that"
     apart = " and server and shuffler do not collude" if privacy.secure_sum else ""
     return [
-        f"private: ε = {privacy.epsilon:g}, δ = {privacy.delta:g} for a {method.unit} over "
+        f"private (simulated): ε = {privacy.epsilon:g}, δ = {privacy.delta:g} for a {method.unit} over "
         f"{plural(privacy.budget_rounds, 'round')}, against whoever sees {seen}",
         f"if at least {privacy.noise_clients} of {cohort} clients are honest ({others}){apart}{drawn}",
     ]
