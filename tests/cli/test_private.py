@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ntkfl.cli.private import private_settings
+from ntkfl.data.files import from_file
 from ntkfl.errors import ConfigError
 from ntkfl.report.runs import find
 from ntkfl.report.view import view
@@ -107,7 +108,8 @@ def test_the_test_fifth_of_a_file_is_outside_the_promise(tmp_path: Path) -> None
     ]
     done = ntkfl("train", *given, "--private", "--out", tmp_path / "a")
     assert done.returncode == 0, done.stderr
-    words = "the 12 test samples, a random part of the file's rows: the server measures on them as they are"
+    held = len(from_file(file).test_rows)
+    words = f"the {held} test samples, a random part of the file's rows: the server measures on them as they are"
     assert f"not covered: {words}" in done.stdout
     assert f'uncovered = "{words}"' in (tmp_path / "a" / "config.toml").read_text()
     assert view(find([tmp_path / "a"])[0][0])["privacy"]["uncovered"] == words
