@@ -71,12 +71,12 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 	@echo build/site/index.html
 
-# What each method leaks: for a table of docs/audit.md and a picture of README.md. Some minutes on two cores.
+# What each method leaks: for a table of docs/audit.md. Some minutes on two cores.
 leaks: $(VENV)/.test
 	for sent in rows cp sums secure-sums private-sums; do \
 	  $(PY) -m ntkfl audit --config configs/audit/$$sent.toml --round 10 --json > results/audit/$$sent.json || exit 1; done
 
-# Tables and pictures of README.md and docs/ from the files in results/.
+# Tables of README.md and docs/, and the README's picture, from the files in results/.
 tables: $(VENV)/.run
 	$(PY) docs/tables.py
 	$(PY) docs/pictures.py

@@ -1,4 +1,4 @@
-"""Tables of how fast it is, in docs/results.md, speed.md and tangent.md, from the files that `ntkfl bench` wrote."""
+"""Tables of how fast it is, in docs/results.md and tangent.md, from the files that `ntkfl bench` wrote."""
 
 from __future__ import annotations
 
@@ -35,14 +35,11 @@ def scaling() -> str:
     """A server's update by the samples of a round: seconds, and memory beside the data."""
     lines = []
     for row in _rows("scaling"):
+        if "out of core" in row["what"]:  # of code that is gone
+            continue
         memory = re.search(r"([\d.]+ GB) ", row["note"])
         lines.append([row["what"].removeprefix("N = "), seconds_text(row["seconds"]), memory[1] if memory else ""])
     return table(["samples of a round", "2 cores, time", "2 cores, memory"], lines)
-
-
-def profile() -> str:
-    """Where the time of a round goes: the time of each part."""
-    return table(["part", "2 cores"], [[row["what"], seconds_text(row["seconds"])] for row in _rows("profile")])
 
 
 def tree() -> str:

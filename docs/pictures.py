@@ -1,16 +1,12 @@
-"""The README's pictures, drawn from the files in results/: `make tables` writes them."""
+"""The README's picture, drawn from the files in results/: `make tables` writes them."""
 
 from __future__ import annotations
 
 import json
 import statistics
-import sys
 from pathlib import Path
 
 from matplotlib.figure import Figure
-
-sys.path.append(str(Path(__file__).parent))  # the other programs of docs/, which belong to no package
-from audit_tables import SENT, strongest
 
 ROOT = Path(__file__).parent.parent
 SHOWN = {
@@ -55,24 +51,5 @@ def headline() -> Figure:
     return figure
 
 
-def leaks() -> Figure:
-    """What the best attacks on round 10 get, from 0 (a guess) to 1 (everything): pictures, and who took part."""
-    figure = Figure(figsize=(9, 2.4), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    wanted = {"pictures": "inputs", "who took part": "who was trained on"}
-    for axes, (title, recovers) in zip(panels, wanted.items(), strict=True):
-        findings = [strongest(name, recovers) for name in SENT.values()]
-        found = [finding["success"] if finding else 0.0 for finding in findings]
-        axes.barh(range(len(found)), found, color="#d55e00")
-        for place, value in enumerate(found):
-            axes.text(value + 0.02, place, f"{value:.2f}", va="center", fontsize=9)
-        axes.set(title=title, xlim=(0, 1.15), xticks=[0, 1], xticklabels=["a guess", "all"], yticks=range(len(SENT)))
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_yticklabels(SENT)
-    panels[0].invert_yaxis()
-    return figure
-
-
 if __name__ == "__main__":
     headline().savefig(ROOT / "docs" / "headline.png", dpi=130)
-    leaks().savefig(ROOT / "docs" / "leaks.png", dpi=130)

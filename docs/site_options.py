@@ -1,6 +1,4 @@
-"""Two pages of the documentation site, and tables of docs/runs.md, made from the schemas: options of every method,
-settings of a run, keys of a comparison.
-"""
+"""Two pages of the documentation site, made from the schemas: options of every method, settings of a run."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ def run_settings() -> str:
     parts = [
         "# Settings of a run\n\nEverything that the `config.toml` of a run may hold, from the schemas that check it. "
         "Most have a flag of [`ntkfl train`](commands.md#ntkfl-train) too. The table `[method]` has a page of its own, "
-        "[options of methods](options.md). What a run writes: [runs](runs.md).\n",
+        "[options of methods](options.md). What a run writes: [runs](compare.md).\n",
         f"\n## The run\n\nAt the top of the file.\n\n{_table(of_run)}",
         f"\n## Data\n\nThe table `[data]`.\n\n{_table(DataConfig.model_fields.items())}",
         "\n## Partitions\n\nHow a dataset is dealt to clients: `partition` of `[data]`, or the class in Python.\n",
@@ -72,11 +70,6 @@ def run_settings() -> str:
         *(f"| `{name}` | {_cell(said)} |\n" for name, said in ATTACKS.items()),
     ]
     return "".join(parts)
-
-
-def schema_table(schema: type[Options], first: str) -> str:
-    """All keys of one table of a TOML; `first` heads their column."""
-    return _table(schema.model_fields.items(), first)
 
 
 def values(field: FieldInfo) -> str:
@@ -100,8 +93,8 @@ def _kind(annotation: Any) -> str:
     return _KINDS.get(annotation, "function")
 
 
-def _table(options: Iterable[tuple[str, FieldInfo]], first: str = "option") -> str:
-    head = f"| {first} | values | default | meaning |\n| --- | --- | --- | --- |\n"
+def _table(options: Iterable[tuple[str, FieldInfo]]) -> str:
+    head = "| option | values | default | meaning |\n| --- | --- | --- | --- |\n"
     return head + "".join(_row(name, field) for name, field in options)
 
 

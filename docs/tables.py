@@ -1,4 +1,4 @@
-"""Tables of README.md and docs/, made from the files in results/ and from schemas: `make tables` writes them, a test
+"""Tables of README.md and docs/, made from the files in results/: `make tables` writes them, a test
 finds them stale.
 
 A table stands between two comments, `<!-- table: NAME -->` and `<!-- end -->`; what is between them is replaced.
@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parent))  # the other programs of docs/, which belong to no package
 from audit_tables import leaks
-from bench_tables import bench, jacobians, profile, scaling, tree
+from bench_tables import bench, jacobians, scaling, tree
 from ntkfl_experiments.paper import ITEMS
 from ntkfl_experiments.paper.item import Verdict
 from result_tables import (
@@ -25,14 +25,10 @@ from result_tables import (
     findings,
     networks,
     one_label,
-    overlap,
     private,
     ratios,
     table,
 )
-from site_options import schema_table
-
-from ntkfl.compare.spec import Comparison, Entry, Search
 
 ROOT = Path(__file__).parent.parent
 PAPER = ROOT / "results" / "paper"
@@ -40,14 +36,14 @@ ORDER = (
     "fig3", "fig4a", "fig4b", "fig4c", "fig5", "fig6", "table1", "fig7", "fig8", "fig9", "theorem1", "theorem2",
     "lemma1", "lemma2", "lemma3", "lemma4", "claims",
 )  # fmt: skip
-FILES = ("README.md", "docs/results.md", "docs/runs.md", "docs/audit.md", "docs/speed.md", "docs/tangent.md")
+FILES = ("README.md", "docs/results.md", "docs/audit.md", "docs/paper.md", "docs/tangent.md")
 DATASETS = {"fig4a": "FEMNIST", "fig4b": "MNIST", "fig4c": "Fashion-MNIST", "fig7": "CIFAR-10"}
-VERDICTS = {True: "holds", False: "**does not hold**", None: "cannot be judged"}
+VERDICTS = {True: "holds", False: "**fails**", None: "open"}
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def headline() -> str:
-    """Rounds and bytes to 85 %, first hit, and accuracies: sums, rows and the best rivals."""
+def _headline() -> list[tuple[str, dict[str, Any]]]:
+    """Sums, rows and the best rivals: what each is called, and its row of a comparison."""
     shown = (  # where, which row there, and what it is called
         ("headline", "NTK-FL from sums", "NTK-FL from sums (`sum-ntk-fl`)"),
         ("headline", "NTK-FL from rows", "NTK-FL from rows (`ntk-fl`)"),
@@ -56,12 +52,23 @@ def headline() -> str:
         ("headline", "FedAdam", "FedAdam, as searched"),
         ("sums/main", "FedAvg, averaged", "FedAvg, plain mean, 300 local steps"),
     )
-    body = []
+    found = []
     for file, label, name in shown:
         rows = json.loads((ROOT / "results" / file / "results.json").read_text())["rows"]
-        row = next(row for row in rows if row["label"] == label)
-        body.append([name, _rounds(row), *_mib(row), _seconds(row), *_accuracies(row)])
+        found.append((name, next(row for row in rows if row["label"] == label)))
+    return found
+
+
+def headline() -> str:
+    """Rounds and bytes to 85 %, first hit, and accuracies."""
+    body = [[name, _rounds(row), *_mib(row), _seconds(row), *_accuracies(row)] for name, row in _headline()]
     return table(["method", "rounds to 85 %", "MiB up", "down", "sum", "seconds", "% at round 5", "10", "20"], body)
+
+
+def readme() -> str:
+    """The same in short."""
+    body = [[name, _rounds(row), _mib(row)[2]] for name, row in _headline()]
+    return table(["method", "rounds to 85 %", "MiB up + down"], body)
 
 
 def _mib(row: dict[str, Any]) -> list[str]:
@@ -119,19 +126,16 @@ def table1() -> str:
 
 
 def paper() -> str:
-    """Every claim of the paper once, what each item that measures it found in a few words, and the verdict."""
+    """Every claim of the paper once, what each item that measures it found in a few words, and the verdict. The
+    paper's own words are on the items' pages.
+    """
     lines = []
     for claim, found in claims().items():
         items = ", ".join(f"[{name}](../results/paper/{name}/findings.md)" for name, _ in found)
         here = "; ".join(f"{DATASETS[name]} {f.short}" if len(found) > 1 else f.short for name, f in found)
         verdict = VERDICTS[verdict_of([f.holds for _, f in found])]
-        lines.append([claim, _quoted(found[0][1].paper), here, verdict, items])
-    return table(["claim", "the paper", "here", "verdict", "details"], lines)
-
-
-def _quoted(paper: str) -> str:
-    """The quotation alone, where the paper's words are quoted: its numbers are on the item's page."""
-    return paper.partition("”")[0] + "”" if paper.startswith("“") else paper
+        lines.append([claim, here, verdict, items])
+    return table(["claim", "here", "verdict", "details"], lines)
 
 
 def tally() -> str:
@@ -174,6 +178,7 @@ def _result(name: str) -> dict[str, Any]:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "readme": readme,
     "headline": headline,
     "table1": table1,
     "paper": paper,
@@ -183,17 +188,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "rivals": lambda: equal_terms("rivals"),
     "private": private,
     "networks": networks,
-    "overlap": overlap,
     "one-label": one_label,
     "audit": leaks,
     "bench": bench,
     "scaling": scaling,
     "jacobians": jacobians,
-    "profile": profile,
     "tree": tree,
-    "comparison-file": lambda: schema_table(Comparison, "key"),
-    "comparison-search": lambda: schema_table(Search, "key of `[search]`"),
-    "comparison-methods": lambda: schema_table(Entry, "key of `[[methods]]`"),
 }
 
 

@@ -3,7 +3,7 @@
     ntkfl train --dataset examples.consortium:hospitals --private --rounds 10 --set epsilon=3 --set sum_samples=2000
     python examples/consortium.py
 
-docs/private-sums.md has what comes of it. The records are pictures of Fashion-MNIST (`ntkfl data fetch
+docs/privacy.md has what comes of it. The records are pictures of Fashion-MNIST (`ntkfl data fetch
 fashion-mnist`). How they are dealt does not matter: all hospitals are in every round, and their sums are added.
 """
 

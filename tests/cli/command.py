@@ -14,7 +14,6 @@ import sys
 import termios
 import time
 import uuid
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,14 +23,8 @@ UNWANTED = ("Traceback", "KeyboardInterrupt", "Aborted", "leaked", "Exception") 
 class Command:
     """`ntkfl ARGUMENTS` in a session of its own, on a terminal of 80 columns or into a pipe."""
 
-    def __init__(
-        self,
-        *arguments: str | Path,
-        terminal: bool = False,
-        program: str = "",
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        words = [sys.executable, *(["-c", program] if program else ["-m", "ntkfl"]), *map(str, arguments)]
+    def __init__(self, *arguments: str | Path, terminal: bool = False) -> None:
+        words = [sys.executable, "-m", "ntkfl", *map(str, arguments)]
         self.leader, follower = pty.openpty() if terminal else os.pipe()
         if terminal:
             fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -40,7 +33,7 @@ class Command:
         own |= {"TERM": "xterm", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"} | dict([self.mark.split("=")])
         self.process = subprocess.Popen(
             words, stdin=follower if terminal else subprocess.DEVNULL, stdout=follower, stderr=follower,
-            env=own | (env or {}), start_new_session=True, preexec_fn=self._begin,
+            env=own, start_new_session=True, preexec_fn=self._begin,
         )  # fmt: skip
         os.close(follower)
 
@@ -49,13 +42,12 @@ class Command:
         if self.terminal:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-    def until(self, begun: str | Callable[[], bool], seconds: float = 120) -> str:
-        """All it said, once the pattern is in it, or the condition holds."""
+    def until(self, pattern: str, seconds: float = 120) -> None:
+        """Wait until the pattern is in what it said."""
         end = time.monotonic() + seconds
-        while not (re.search(begun, self.text) if isinstance(begun, str) else begun()):
-            assert time.monotonic() < end, f"waited for {begun!r}: {self.text[-2000:]}"
-            assert self._read(0.2), f"it ended without {begun!r}: {self.text[-2000:]}"
-        return self.text
+        while not re.search(pattern, self.text):
+            assert time.monotonic() < end, f"waited for {pattern!r}: {self.text[-2000:]}"
+            assert self._read(0.2), f"it ended without {pattern!r}: {self.text[-2000:]}"
 
     def interrupt(self) -> int:
         """As a terminal does it, or `kill -INT`; the exit code. What is left to do would take far longer than this."""
@@ -74,16 +66,6 @@ class Command:
 
     def left_behind(self) -> list[str]:
         """Processes of its session, and those that have left it, that still run."""
-        return [name for _, name in self._running()]
-
-    def kill(self) -> None:
-        """All of them, where a test has gone wrong or is over."""
-        for pid, _ in self._running():
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait(10)
-
-    def _running(self) -> list[tuple[int, str]]:
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal():
@@ -91,8 +73,7 @@ class Command:
                     fields = (entry / "stat").read_text().rpartition(")")[2].split()
                     ours = int(fields[3]) == self.process.pid or self.mark.encode() in (entry / "environ").read_bytes()
                     if ours and fields[0] != "Z":
-                        words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                        found.append((int(entry.name), words))
+                        found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
         return found
 
     def _read(self, seconds: float) -> bool:

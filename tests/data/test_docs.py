@@ -19,7 +19,10 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_examples_run(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # one writes a file
-    exec(compile(example, "docs/data.md", "exec"), {})
+    names: dict[str, Any] = {}
+    exec(compile(example, "docs/data.md", "exec"), names)
+    if "print(run.history" in example:
+        assert names["run"].history[-1]["test_accuracy"] > 0.7
 
 
 def test_the_wrapper_of_hugging_face_datasets_on_the_library_itself() -> None:

@@ -65,7 +65,7 @@ def test_the_search_index_can_be_loaded_from_the_disk(site: Path) -> None:
     index = (site / "search" / "search_index.js").read_text()
     assert index.startswith("var __index = ")
     found = {entry["location"] for entry in json.loads(index.removeprefix("var __index = "))["docs"]}
-    assert {"api.html#ntkfl.train", "options.html#fedavg", "settings.html#dirichlet", "tutorial.html"} <= found
+    assert {"api.html#ntkfl.train", "options.html#fedavg", "settings.html#dirichlet", "start.html"} <= found
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:

@@ -109,6 +109,11 @@ def test_own_method(capsys: pytest.CaptureFixture[str]) -> None:
     assert float(re.search(r"weight: ([\d.]+)%", run("own_method.py", capsys))[1]) > 75  # type: ignore[index]
 
 
+def test_momentum(capsys: pytest.CaptureFixture[str]) -> None:
+    plain, server, clients = (float(a) for a in re.findall(r": ([\d.]+)%", run("momentum.py", capsys)))
+    assert min(server, clients) > plain
+
+
 def test_own_data(capsys: pytest.CaptureFixture[str]) -> None:
     said = run("own_data.py", capsys)
     assert "as Datasets: True; dealt anew to 8 clients" in said

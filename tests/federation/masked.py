@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ntkfl.crypto.hpke import SealingKey
 from ntkfl.crypto.masking import Words, unpack_words
 from ntkfl.crypto.row_frames import SEED_BYTES, Announced, BatchKey, open_row, unpack_rows
-from ntkfl.federation.secure_sum import MaskedTotal, SumSchema, mask_reply, open_sum
+from ntkfl.federation.secure_sum import SumSchema, mask_reply, open_sum
 from ntkfl.methods.replies import Addend
 from ntkfl.services.shuffler.batch import Batch
 from ntkfl.services.shuffler.store import BatchStore
@@ -50,7 +51,7 @@ class Round:
         self.sealed = self.shuffler.release(KEY)
         self.masks = self.shuffler.masks(KEY)
 
-    def total(self) -> MaskedTotal:
+    def total(self) -> tuple[dict[str, Tensor], int]:
         self.release()
         return open_sum(self.schema, self.sealed, self.masks, self.opener, *NAMES, SAID)
 

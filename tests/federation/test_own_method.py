@@ -21,21 +21,21 @@ from ntkfl.methods import FedAvg
 
 ROOT = Path(__file__).parents[2]
 SIGNS, MOMENTUM = "own_method:SignSGD", "momentum:ServerMomentum"
-PRINTED = {"fedsgd": "FedSGD", "momentum": "ServerMomentum", "client_momentum": "ClientMomentum"}
+EXAMPLES = ("own_method", "momentum")
 
 
 @pytest.fixture(autouse=True)
 def _own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The example, and the methods that docs/methods.md prints, where a user would have them: in the working folder."""
+    """The examples, and the method that docs/methods.md prints, where a user would have them: in the working folder."""
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/methods.md").read_text(), re.S | re.M)
-    for module, name in PRINTED.items():
-        (printed,) = (block for block in blocks if f"class {name}(" in block)
-        (tmp_path / f"{module}.py").write_text(printed)
-    (tmp_path / "own_method.py").write_bytes((ROOT / "examples/own_method.py").read_bytes())
+    (printed,) = (block for block in blocks if "class FedSGD(" in block)
+    (tmp_path / "fedsgd.py").write_text(printed)
+    for name in EXAMPLES:
+        (tmp_path / f"{name}.py").write_bytes((ROOT / f"examples/{name}.py").read_bytes())
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    for name in (*PRINTED, "own_method"):
+    for name in ("fedsgd", *EXAMPLES):
         sys.modules.pop(name, None)
 
 
@@ -119,14 +119,14 @@ def test_the_smallest_method_is_the_equation_printed_above_it() -> None:
 def test_client_momentum_is_the_equation_printed_above_it() -> None:
     """Without momentum FedAvg; with β, two steps by hand end at w − η g(w) − η (β g(w) + g(w − η g(w)))."""
     how = {"lr": 0.1, "batch_size": 10_000}
-    plain = trained(build_method({"name": "client_momentum:ClientMomentum", "momentum": 0, "local_steps": 3, **how}))
+    plain = trained(build_method({"name": "momentum:ClientMomentum", "momentum": 0, "local_steps": 3, **how}))
     torch.testing.assert_close(plain[1], trained(FedAvg(local_steps=3, **how))[1], rtol=1e-9, atol=1e-12)
     small = how | {"batch_size": 50, "local_steps": 3}  # the same batches
-    plain = trained(build_method({"name": "client_momentum:ClientMomentum", "momentum": 0, **small}))
+    plain = trained(build_method({"name": "momentum:ClientMomentum", "momentum": 0, **small}))
     torch.testing.assert_close(plain[1], trained(FedAvg(**small))[1], rtol=1e-9, atol=1e-12)
     w, one = trained(FedAvg(local_steps=1, **how))
     two = trained(FedAvg(local_steps=2, **how))[1]
-    own = trained(build_method({"name": "client_momentum:ClientMomentum", "momentum": 0.5, "local_steps": 2, **how}))
+    own = trained(build_method({"name": "momentum:ClientMomentum", "momentum": 0.5, "local_steps": 2, **how}))
     torch.testing.assert_close(
         own[1], two + 0.5 * (one - w), rtol=1e-9, atol=1e-12
     )  # η β g(w), averaged, is β (w − w₁)

@@ -105,7 +105,7 @@ def test_a_linear_head_begins_with_the_ridge_solution() -> None:
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     task, clients = Task(head, 3, "ce"), dealt(x, y, list(torch.arange(90).split(30)))
-    method = fitted(SumNTKFL(delta=0), head, 3)
+    method = fitted(SumNTKFL(delta=0), head, 3, everyone=True)
     outcome, _ = play(method, task, clients)
     a = torch.cat([x, torch.ones(90, 1, dtype=torch.float64)], 1)
     expected = 3 / 2 * torch.linalg.lstsq(a, nn.functional.one_hot(y, 3).double() - 1 / 3).solution
@@ -118,21 +118,21 @@ def test_a_linear_head_begins_with_the_ridge_solution() -> None:
     losses = [float(task.losses(task.predict(w, x), y).mean()) for w in (task.like, found, later)]
     assert losses == sorted(losses, reverse=True)
 
-    said = "average = 0, label_smoothing = 0, values = float32, time = none, mu = 2, delta = 0, largest = 4096"
+    said = "average = 0, label_smoothing = 0, values = float32, time = none, mu = 2, largest = 4096"
     assert task.notes[0] == f"only a last linear layer trains: {said}"
 
 
 def test_what_was_given_is_kept_whatever_the_network() -> None:
     head, deep, given = nn.Linear(5, 3), small_task().model, SumNTKFL(mu=7.0, time=200.0)
-    assert fitted(given, deep, 3) is given
-    assert written(fitted(given, head, 3)) == written(given) | {
+    assert fitted(given, deep, 3, everyone=True) is fitted(given, head, 3, everyone=False) is given
+    assert written(fitted(given, head, 3, everyone=True)) == written(given) | {
         "average": 0.0, "label_smoothing": 0.0, "values": "float32", "delta": 1e-4, "largest": 4096,
     }  # fmt: skip
 
     class Stiff(SumNTKFL):
         mu: float = 100.0
 
-    assert fitted(Stiff(), head, 3).mu == 100  # type: ignore[attr-defined]
+    assert fitted(Stiff(), head, 3, everyone=True).mu == 100  # type: ignore[attr-defined]
 
 
 # -- How far a step goes -----------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def test_a_frozen_backbone_sends_its_features_once() -> None:
     task = small_task()
     task.model[0].requires_grad_(False)  # type: ignore[index]
     task = Task(task.model, OUT, "ce")
-    method = fitted(SumNTKFL(), task.model, OUT)
+    method = fitted(SumNTKFL(), task.model, OUT, everyone=True)
     outcome, _ = play(method, task, small_clients(9, 12))
     _, log = play(method, task, small_clients(9, 12), outcome.state, 2)
     assert {name for name in log[-1].message.arrays if "/" in name} == {"0-21+21-24/outputs"}

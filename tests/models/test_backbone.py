@@ -128,7 +128,7 @@ def test_each_kind_of_method_trains_what_trains(name: str, what: str) -> None:
         y = torch.arange(12) % OUTPUTS
         x = torch.randn(12, 1, 4, 4) + y.view(-1, 1, 1, 1)
         clients.append(ClientRound(i, x, y, Randomness.simulated(i)))
-    method = fitted(METHODS[name](), model, OUTPUTS)
+    method = fitted(METHODS[name](), model, OUTPUTS, everyone=True)
     task = Task(model, OUTPUTS, "ce", privacy=privacy_of(method, Privacy(epsilon=None)), total_clients=3)
     task.example = clients[0].x[:1], clients[0].y[:1]
     state = method.start(task, task.like)

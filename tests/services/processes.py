@@ -12,24 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.fork_server import Child
-
 
 class Process:
-    """`python ARGUMENTS`, listening. `urls` by service; `stop()` gives the exit code; `output()` all it ever said.
+    """`python ARGUMENTS`, listening. `urls` by service; `stop()` gives the exit code; `output()` all it ever said."""
 
-    One that needs torch is `forked` from a process that has it: seconds less.
-    """
-
-    def __init__(self, *arguments: str | Path, listeners: int = 1, forked: bool = False) -> None:
+    def __init__(self, *arguments: str | Path, listeners: int = 1) -> None:
         command = [sys.executable, *map(str, arguments)]
         environment = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
         (out, write_out), (err, write_err) = os.pipe(), os.pipe()
-        self._process: subprocess.Popen[bytes] | Child
-        if forked:
-            self._process = Child(arguments, write_out, write_err, environment)
-        else:
-            self._process = subprocess.Popen(command, stdout=write_out, stderr=write_err, env=environment)
+        self._process = subprocess.Popen(command, stdout=write_out, stderr=write_err, env=environment)
         os.close(write_out)
         os.close(write_err)
         self.pid = self._process.pid

@@ -24,21 +24,25 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.stats import beta, binom, norm
 from torch import Tensor
 
 from ntkfl.data import Federated, from_clients
 from ntkfl.errors import ConfigError
+from ntkfl.extras import missing
 from ntkfl.federation.build import build_model, load_data
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.simulation import Simulation
 from ntkfl.methods import ClientRound, State, Task
 from ntkfl.methods.base import Outcome, Round
 from ntkfl.methods.sums.noisy_sums import NoisyIntegers, NoisySums
-from ntkfl.privacy.accounting import library
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
+
+try:
+    from scipy.optimize import brentq
+    from scipy.stats import beta, binom, norm
+except ImportError:
+    raise missing("the audit", "audit") from None
 
 CONFIDENCE = 0.95
 _RECORDS = 4  # of a canary that is a client
@@ -95,7 +99,6 @@ def audit_canaries(
         raise ConfigError(f"canaries test a promise of ε, and {method.name} makes none here: set epsilon")
     if canaries < 10:
         raise ConfigError(f"so few canaries show nothing: take at least 10, not {canaries}")
-    library("rdp")  # the extra that brings scipy too
     data = data or load_data(config)
     data = data.hold_out(config.hold_out, seed=config.seed)[0] if config.hold_out else data
     draws = np.random.default_rng(seed)

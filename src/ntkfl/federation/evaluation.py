@@ -46,18 +46,18 @@ class OwnTestSet:
     def __init__(self, test: Batch, validation: Batch | None = None) -> None:
         self.test, self.validation = test, validation
 
-    def constant(self, task: Task) -> Score | None:
-        """What the best constant prediction has: the mean of all targets, of cross-entropy as probabilities. None for a
-        loss of the user's own.
+    def constant(self, task: Task) -> Record:
+        """Accuracy (of classes) and loss of the best constant prediction: the mean of all targets, of cross-entropy as
+        probabilities. Empty for a loss of the user's own.
         """
         y = self.test[1]
         if task.loss not in LOSSES:
-            return None
+            return {}
         Y = targets(y, task.outputs, task.loss, torch.float64)
         mean = Y.mean(0)
         best = mean.clamp_min(1e-300).log() if task.loss == "ce" else mean
-        accuracy = None if y.is_floating_point() else float(mean.max())
-        return Score(accuracy, float(per_sample(task.loss, best.expand_as(Y), Y).mean()), len(y))
+        accuracy = {} if y.is_floating_point() else {"accuracy": float(mean.max())}
+        return accuracy | {"loss": float(per_sample(task.loss, best.expand_as(Y), Y).mean())}
 
     def measure(self, state: ServerState) -> tuple[Score, dict[str, Any]]:
         """(the score of the averaged weights, what else the round's record says of it)."""

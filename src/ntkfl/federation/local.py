@@ -35,13 +35,12 @@ class SimulatedClients:
         task: Task,
         method: Method,
         seed: int,
-        secret: RunSecret | None = None,
         respond: Answer = honest,
         features: FeatureCache | None = None,
     ) -> None:
         self.fed, self.task, self.method, self.seed = fed, task, method, seed
         self.respond, self.features = respond, features
-        self.secret = secret or RunSecret.simulated(seed)
+        self.secret = RunSecret.simulated(seed)
         self.projection = task.privacy.make_projection(self.secret, fed.input_shape)
         self.rows = equal_rows(fed.sizes, task.privacy.subsample_rate)
         self._clients: dict[int, Client] = {}

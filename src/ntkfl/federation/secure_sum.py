@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -153,15 +153,6 @@ def mask_reply(words: Words, aggregator: bytes, federation: str, run: str, annou
     return seed + pack_rows(announced, seal_rows([pack_words(masked)], aggregator, federation, run, announced))
 
 
-@dataclass(frozen=True)
-class MaskedTotal:
-    """The sum over `clients` clients, by name, float64; `bounded` of them had to scale something down."""
-
-    arrays: Mapping[str, Tensor]
-    clients: int
-    bounded: int
-
-
 def open_sum(
     schema: SumSchema,
     sealed: Sequence[bytes],
@@ -170,9 +161,11 @@ def open_sum(
     federation: str,
     run: str,
     announced: Announced,
-) -> MaskedTotal:
-    """The aggregator's side. `MessageError` where one vector does not open or has another size: its mask is part of
-    the masks' sum, so without it there is no sum at all.
+) -> tuple[dict[str, Tensor], int]:
+    """The aggregator's side: (the sums by name, float64; how many clients had to scale something down).
+
+    `MessageError` where one vector does not open or has another size: its mask is part of the masks' sum, so without
+    it there is no sum at all.
     """
     total = np.zeros(schema.numbers, dtype=np.uint32)
     try:
@@ -181,5 +174,4 @@ def open_sum(
     except (TrustError, MessageError) as error:
         raise MessageError(f"a client's masked vector cannot be read, and the sum not without it: {error}") from None
     total -= unpack_words(masks, schema.numbers)
-    arrays, bounded = schema.decode(total, len(sealed))
-    return MaskedTotal(arrays, len(sealed), bounded)
+    return schema.decode(total, len(sealed))

@@ -59,9 +59,7 @@ class Server:
     @cached_property
     def constant(self) -> Record:
         """Accuracy (none for real targets) and loss of the best constant prediction; empty where nobody can tell."""
-        best = None if self.evaluator is None else self.evaluator.constant(self.task)
-        known = {} if best is None else {"accuracy": best.accuracy, "loss": best.loss}
-        return {name: value for name, value in known.items() if value is not None}
+        return {} if self.evaluator is None else self.evaluator.constant(self.task)
 
     def run(
         self, folder: RunFolder | None, settings: Mapping[str, Any], *, resume: bool, on_round: OnRound | None = None

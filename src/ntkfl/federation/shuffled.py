@@ -181,10 +181,10 @@ class ShuffledTransport(Transport):
         traffic.uplink[mixed.schema.kind] += mixed.sent
         where = (self.opener, self.federation, self.run, mixed.announced)
         if isinstance(mixed.schema, SumSchema):
-            total = open_sum(mixed.schema, mixed.rows, mixed.masks, *where)
-            self._summed = {"summed_clients": total.clients, "bounded_clients": total.bounded}
+            arrays, bounded = open_sum(mixed.schema, mixed.rows, mixed.masks, *where)
+            self._summed = {"summed_clients": len(mixed.rows), "bounded_clients": bounded}
             kind = self.method.replies[question.kind]
-            whole = kind.from_total(self.method, self.task, question, total.arrays, total.clients)
+            whole = kind.from_total(self.method, self.task, question, arrays, len(mixed.rows))
             return [whole.message(question.round)]
         opened = open_rows(mixed.rows, mixed.schema, *where)
         traffic.rejected += opened.rejected

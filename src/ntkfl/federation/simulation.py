@@ -38,7 +38,6 @@ from ntkfl.methods.replies import by_samples
 from ntkfl.methods.robust import Robust
 from ntkfl.methods.sums.noisy_sums import noise_advice, promises, unit_of
 from ntkfl.models.backbone import flat_hint
-from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sum_accounting import Participation
 from ntkfl.progress import plural
@@ -135,9 +134,9 @@ def simulation_of(config: RunConfig, data: Federated, device: str | None = None)
 
 
 class Simulation:
-    """A federation in this process, and its server. `secret` projects inputs, where `privacy` asks for it: by default
-    one derived from `seed`, which is no secret. With `byzantine`, some clients cheat. Unless `repeatable`, what clients
-    draw, such as noise, comes from the operating system.
+    """A federation in this process, and its server. Where `privacy` asks for projected inputs, P follows from `seed`,
+    which is no secret. With `byzantine`, some clients cheat. Unless `repeatable`, what clients draw, such as noise,
+    comes from the operating system.
     """
 
     def __init__(
@@ -152,21 +151,21 @@ class Simulation:
         privacy: Privacy | None = None,
         robust: Robust | Literal["on"] | None = None,
         device: str | torch.device | None = None,
-        secret: RunSecret | None = None,
         byzantine: Byzantine | None = None,
         repeatable: bool = True,
     ) -> None:
         if not isinstance(method, Method):
             raise ConfigError(f"method must be an instance such as ntkfl.methods.NTKFL(), not {method!r}")
-        method = fitted(method, model, data.output_dim)
         self.privacy, self.robust = settle(method, privacy, robust)
-        self.model, self.all_data, self.method, self.seed, self.hold_out = model, data, method, seed, hold_out
+        self.model, self.all_data, self.seed, self.hold_out = model, data, seed, hold_out
         self.data, held = data.hold_out(hold_out, seed=seed) if hold_out else (data, None)
         self.clients_per_round = min(20, len(self.data)) if clients_per_round is None else clients_per_round
         if not isinstance(self.clients_per_round, int) or not 1 <= self.clients_per_round <= len(self.data):
             raise ConfigError(
                 f"clients per round must be from 1 to the {len(self.data)} clients there are, got {clients_per_round}"
             )
+        everyone = self.clients_per_round == len(self.data)
+        self.method = method = fitted(method, model, data.output_dim, everyone)
         if data.standardization is not None and self.privacy.hides_clients:
             raise ConfigError(
                 "standardising tells the server each client's mean and deviation, which these settings would hide: "
@@ -188,7 +187,7 @@ class Simulation:
             total_clients=len(self.data),
         )
         self.repeatable = repeatable
-        self.clients = SimulatedClients(self.data, self.task, method, seed, secret, features=features)
+        self.clients = SimulatedClients(self.data, self.task, method, seed, features=features)
         self.clients.repeatable = repeatable
         self.test = self.clients.place(data.test)
         self._check_model()
@@ -207,16 +206,18 @@ class Simulation:
             model,
             self.task,
             method,
-            self._shuffled(self.local) if self.privacy.shuffle or self.privacy.secure_sum else self.local,
+            self._transport(),
             OwnTestSet(self.test, self.task.validation),
             clients_per_round=self.clients_per_round,
             seed=seed,
         )
 
-    def _shuffled(self, inner: Transport) -> Transport:
+    def _transport(self) -> Transport:
+        if not (self.privacy.shuffle or self.privacy.secure_sum):
+            return self.local
         from ntkfl.federation.local_shuffler import LocalShuffler  # sealing is an extra: only shuffled runs need it
 
-        return LocalShuffler(inner, self.task, self.method, self.clients.rows, self.seed)
+        return LocalShuffler(self.local, self.task, self.method, self.clients.rows, self.seed)
 
     def run(
         self,

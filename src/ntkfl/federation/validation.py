@@ -2,7 +2,7 @@
 
 Malformed is what the type of reply cannot read. Extreme is what measures ten times the median (`Reply.extreme`), in any
 of the ways the type measures it (`Reply.sizes`): numbers can be finite and still drown every other row. Honest rows
-stay far below (docs/robustness.md), and the median moves only when half of all rows are corrupted.
+stay far below (docs/audit.md), and the median moves only when half of all rows are corrupted.
 """
 
 from __future__ import annotations

@@ -96,6 +96,7 @@ class Shuffler:
         if batch.clients != agreed.clients or batch.min_clients < least:
             asks = f"asks {batch.clients} clients and is released with {batch.min_clients}"
             raise TrustError(f"the round {asks}; agreed are {agreed.clients} and {least}")
+        _ = self.identity  # read before anything is computed, or entered in a ledger
         return Message.decode(asked.message)
 
     def run_secret(self) -> RunSecret:

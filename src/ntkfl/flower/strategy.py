@@ -196,7 +196,7 @@ class Strategy(FedAvg):
         shape = (1, *self.privacy.model_input_shape(inputs))
         x = torch.zeros(shape, dtype=torch.int64 if tokens else like.dtype, device=like.device)
         outputs = network.outputs_of(self.model, x)
-        method = fitted(self.method, self.model, outputs)
+        method = fitted(self.method, self.model, outputs, everyone=self.fraction_train >= 1)
         trained, features = split_frozen(self.model, self.privacy, like.device)
         smoothing, bounds = method.label_smoothing, {"privacy": self.privacy, "robust": self.robust}
         task = Task(trained, outputs, method.loss, label_smoothing=smoothing, **bounds)  # type: ignore[arg-type]

@@ -83,8 +83,8 @@ class Method(Options):
     def model_post_init(self, context: object) -> None:
         check_loss(self.loss)
 
-    def _fitted(self, model: nn.Module, outputs: int) -> Self:
-        """A copy with options that follow from the network in place of those nobody gave; itself where none do."""
+    def _fitted(self, model: nn.Module, outputs: int, everyone: bool) -> Self:
+        """A copy with options that follow from these in place of those nobody gave; itself where none do."""
         return self
 
     def start(self, task: Task, weights: Tensor) -> State:
@@ -100,9 +100,11 @@ class Method(Options):
         """A client's reply to the question, of the type that `replies` names for it."""
 
 
-def fitted(method: Method, model: nn.Module, outputs: int) -> Method:
-    """The method with the options that follow from the network, where nobody gave them: what a run goes on with."""
-    return method._fitted(model, outputs)
+def fitted(method: Method, model: nn.Module, outputs: int, everyone: bool) -> Method:
+    """The method with the options that follow from the network, and from whether rounds ask `everyone`, where nobody
+    gave them: what a run goes on with.
+    """
+    return method._fitted(model, outputs, everyone)
 
 
 def suited_model(method: Method | type[Method]) -> Mapping[str, float]:

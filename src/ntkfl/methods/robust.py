@@ -1,7 +1,7 @@
 """Bounds on what a minority of Byzantine clients can do to a round: the section `[robust]`, and its statistics.
 
 None can tell a Byzantine client from an honest one whose data are unlike all others', so each also costs something; the
-figures are in docs/privacy.md. The defaults are off, as in the methods' papers; `Robust.on()` is for deployments.
+figures are in docs/audit.md. The defaults are off, as in the methods' papers; `Robust.on()` is for deployments.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from ntkfl.crypto.context import Secret, bind
 from ntkfl.errors import ConfigError
-from ntkfl.privacy.gaussian import quantile
 
 Purpose = Literal["noise", "batches", "quantisation", "dropout", "rounding", "lies", "moments", "steps"]
 Words = NDArray[np.uint64]
@@ -72,10 +71,6 @@ class Randomness:
     def uniforms(self, purpose: Purpose, count: int) -> Floats:
         """Multiples of 2^-53 in [0, 1), float64 [count]. So u < p holds at least as often as p says."""
         return (self.words(purpose, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-    def gaussians(self, purpose: Purpose, count: int) -> Floats:
-        """Standard Gaussians, float64 [count], none beyond 8.3: not for noise that an ε rests on."""
-        return quantile(((self.words(purpose, count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
 
     def integers(self, purpose: Purpose, count: int, below: int) -> Integers:
         """Uniform in 0 … below − 1, int64 [count]: words beyond the last multiple of `below` are drawn again."""

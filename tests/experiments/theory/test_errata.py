@@ -1,4 +1,4 @@
-"""What docs/errata.md says of the paper, as far as it is pure mathematics: each statement shown by numbers."""
+"""What docs/paper.md says of the paper, as far as it is pure mathematics: each statement shown by numbers."""
 
 from __future__ import annotations
 

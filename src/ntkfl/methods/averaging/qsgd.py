@@ -63,9 +63,17 @@ class Quantised(Update):
 
 
 class Compressed(LocalTraining):
-    """Methods whose clients send (w − w_m) / lr quantised."""
+    """w ← w − lr γ Σ_m p_m Q((w − w_m) / lr)."""
 
     replies: ClassVar[Mapping[str, type[Update]]] = {"weights": Quantised}
+    server_lr: float = Field(1.0, gt=0, description="γ, the server's step along the averaged update")
+
+    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        """One exchange: d numbers down, `bits` bits a number up."""
+        replies = yield self.question(state, round)
+        p = self.shares(task, replies)
+        delta = self.combined(task, replies, p, "gradient")
+        return self.outcome(replies, p, state | {"weights": state["weights"] - self.lr * self.server_lr * delta})
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> Update:
         """Q((w − w_m) / lr). Uplink: `bits` bits per weight, and one norm."""
@@ -87,10 +95,3 @@ class QSGD(Compressed):
     paper: ClassVar[str] = "Alistarh et al. 2017"
 
     local_steps: int = Field(1, ge=1, description="gradient steps a client takes in a round; 1: it sends its gradient")
-
-    def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
-        """One exchange: d numbers down, `bits` bits a number up. The step is lr along the averaged gradient."""
-        replies = yield self.question(state, round)
-        p = self.shares(task, replies)
-        g = self.combined(task, replies, p, "gradient")
-        return self.outcome(replies, p, state | {"weights": state["weights"] - self.lr * g})

@@ -85,7 +85,7 @@ def choose(replies: Sequence[CandidateLosses], trim: float) -> tuple[int, float]
     veto, as one that reports 1e30 for all candidates but one chooses that one. With `trim` every client has one vote,
     its *excess*: what a candidate costs it above its own best one. The least trimmed mean of these wins. Losses as such
     would not do: clients differ more in the level of their losses than in what they lose by a candidate, so that a few
-    Byzantine clients below the level of all others could still name the winner (docs/privacy.md).
+    Byzantine clients below the level of all others could still name the winner (docs/audit.md).
     """
     means = torch.stack([reply.means() for reply in replies])  # [M, S]
     if not trim:

@@ -2,7 +2,7 @@
 
 No client's rows far outnumber the others', none were made up where that can be told, none is far longer than the others
 or pulls against those of its label, and clients that resist all others are left out. None of it is in the paper, and
-all of it is off by default. What each does against which attack: docs/privacy.md.
+all of it is off by default. What each does against which attack: docs/audit.md.
 """
 
 from __future__ import annotations

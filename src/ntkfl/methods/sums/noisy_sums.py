@@ -37,7 +37,7 @@ from ntkfl.wire.message import Message
 
 VELOCITY = "velocity"
 LARGEST = 2.0**30  # of a client's integers: with noise they still fit into 32 bits
-DROWNED = 5.0  # docs/private-sums.md: runs at a noise of 1.6 and 4.3 still learn, at 23 they do not
+DROWNED = 5.0  # measured: runs at a noise of 1.6 and 4.3 still learn, at 23 they do not
 _TAILS = 10.0  # standard deviations of a client's noise that fit below a secure sum's limit
 
 

@@ -25,7 +25,14 @@ from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods.base import Outcome, Round
 from ntkfl.methods.replies import SAMPLES, WEIGHTS, Reply
 from ntkfl.methods.sums.noisy_sums import LARGEST, VELOCITY, NoisyIntegers, NoisySums, momentum_step
-from ntkfl.methods.sums.whitening import directions, is_whitening, read_whitening, scaled_triangle, whitening_arrays
+from ntkfl.methods.sums.whitening import (
+    check_layer,
+    directions,
+    is_whitening,
+    read_whitening,
+    scaled_triangle,
+    whitening_arrays,
+)
 from ntkfl.methods.task import ClientRound, State, Task
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sum_noise import COUNT, GRAINS
@@ -52,10 +59,7 @@ class GradientSums(NoisyIntegers):
         """Moments of layers that the network may have."""
         for name in names:
             layer = Layer.parse(name.removeprefix(MOMENTS))
-            size = Factor(self.take(name, (None,)).unsqueeze(0)).size
-            inputs, span = size - (layer.bias is not None), layer.weight[1] - layer.weight[0]
-            if inputs < 1 or layer.weight[1] > task.like.numel() or span % inputs:
-                raise MessageError(f"{name!r} has no size that this network's inputs have")
+            check_layer(layer, Factor(self.take(name, (None,)).unsqueeze(0)).size, task.like)
 
 
 class PrivateSums(NoisySums):

@@ -62,9 +62,9 @@ from ntkfl.wire.message import Message
 TOLERANCE, BACK, RELAX = 0.5, 4.0, 2.0
 LARGEST_MU = 1e6  # that is measured, in units of the option's
 _OVERFLOW = 1e300  # the loss sum of weights that overflow
-_COHORTS = 2  # that are asked for constant factors, at most; one of a head, where they are all there is
+_COHORTS = 2  # that are asked for constant factors, at most
 _SENT = "constant_factors_sent"  # a client's memory: the round in which it sent them
-# For a linear head on frozen features Ĉ is nearly C: μ is small, the flow runs
+# For a linear head on frozen features Ĉ of all clients is nearly C: μ is small, the flow runs
 # to its end, and nothing is averaged, smoothed or rounded. From zero the first step is the ridge solution.
 _HEAD: dict[str, Any] = {
     "average": 0.0,
@@ -88,8 +88,8 @@ class SumNTKFL(Method):
     `step_limit` times the median client's (0: no limit; secure sums show no client). On heterogeneous data one gradient
     could otherwise decide a round, and some networks would not begin to learn.
 
-    Where only a last linear layer trains, options that nobody gave are `_HEAD`'s and there is no limit: the solution
-    is exact.
+    Where only a last linear layer trains, and every round asks all clients, options that nobody gave are
+    `_HEAD`'s, and there is no limit: the solution is nearly exact. Of some clients another μ is needed: the usual one.
 
     `curvature` and `step` are meant to be overridden: examples/own_curvature.py.
     """
@@ -131,8 +131,8 @@ class SumNTKFL(Method):
         """(3) Δ = −φ(t(μΛ + δ)) ∘ g, [d], and ΔᵀĈΔ. `flow` has the cohort's g, and Ĉ's eigenvalues and eigenvectors."""
         return flow.change_and_curvature(self.time, mu, delta)
 
-    def _fitted(self, model: nn.Module, outputs: int) -> Self:
-        if not trains_alone(model, outputs):
+    def _fitted(self, model: nn.Module, outputs: int, everyone: bool) -> Self:
+        if not (everyone and trains_alone(model, outputs)):
             return self
         fields, defaults = type(self).model_fields, SumNTKFL.model_fields
         free = fields.keys() - self.model_fields_set
@@ -150,14 +150,15 @@ class SumNTKFL(Method):
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         """Sums at w and losses at w and w₀ (1); whether w stands (2); μ (4); and the next step (3, 5)."""
         w, w0, mu, caution = state[WEIGHTS], state.get(_ACCEPTED), float(state[_MU]), float(state[_CAUTION])
-        alone = trains_alone(task.model, task.outputs)
-        limit = 0.0 if task.privacy.secure_sum or alone else self.step_limit
+        # A head of which all clients are asked is solved exactly: no step is limited, and inputs are asked for once.
+        exact = len(cohort) >= task.total_clients and trains_alone(task.model, task.outputs)
+        limit = 0.0 if task.privacy.secure_sum or exact else self.step_limit
         diagnostics: dict[str, float | str] = {}
 
         # (1) The cohort's sums at w, and its losses there and at w₀.
         replies = yield weights_question(round, w, w0, still_asked(state), self.values == "float16")
         total = add_up(replies, task.like, losses=1 if w0 is None else 2, single=limit > 0)
-        kept, spectra = constant_factors(state, total.sums, total.fresh, 1 if alone else _COHORTS)
+        kept, spectra = constant_factors(state, total.sums, total.fresh, 1 if exact else _COHORTS)
         L, *L0 = total.mean_losses()
 
         if w0 is None or bool(L0[0] + TOLERANCE * self._unit(L0[0]) >= L):
@@ -227,8 +228,9 @@ class SumNTKFL(Method):
         if large:
             notes.append(f"curvature factors above largest = {self.largest} are sent as sketches: {', '.join(large)}")
         if trains_alone(task.model, task.outputs):
-            chosen = ", ".join(f"{name} = {_shown(getattr(self, name))}" for name in _HEAD)
-            notes.append(f"only a last linear layer trains: {chosen}")
+            chosen = [f"{name} = {_shown(v)}" for name, v in _HEAD.items() if v == getattr(self, name)]
+            how = ", ".join(chosen) or "rounds of all clients would solve it nearly at once"
+            notes.append(f"only a last linear layer trains: {how}")
         return notes
 
     # -- A client ----------------------------------------------------------------------------------------------------

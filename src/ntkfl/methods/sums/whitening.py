@@ -76,7 +76,7 @@ def read_whitening(arrays: Mapping[str, Tensor], like: Tensor, damping: float) -
             raise MessageError(
                 f"whitening of the layer at columns {layer.name} is not [inputs, directions] and a number"
             )
-        _check_layer(layer, len(V), like)
+        check_layer(layer, len(V), like)
         V, r = V.double(), float(rest)
         least, most = (len(V) + damping) ** -0.5, damping**-0.5
         squares = torch.linalg.svdvals(V).square()  # eigenvalues of V Vᵀ, beside zeros
@@ -88,13 +88,14 @@ def read_whitening(arrays: Mapping[str, Tensor], like: Tensor, damping: float) -
     return found
 
 
-def _check_layer(layer: Layer, width: int, like: Tensor) -> None:
+def check_layer(layer: Layer, width: int, like: Tensor) -> None:
+    """`MessageError` unless weights [d] as `like` may have this layer: `width` inputs, its bias's 1 among them."""
     inputs = width - (layer.bias is not None)
     span = layer.weight[1] - layer.weight[0]
     if inputs < 1 or layer.transposed or span % inputs or layer.weight[1] > like.numel():
-        raise MessageError(f"whitening of {width} inputs fits no layer at columns {layer.name}")
+        raise MessageError(f"{width} inputs fit no layer at columns {layer.name}")
     if layer.bias is not None and (layer.bias[1] - layer.bias[0] != span // inputs or layer.bias[1] > like.numel()):
-        raise MessageError(f"whitening names a bias that the layer at columns {layer.name} has not")
+        raise MessageError(f"the layer at columns {layer.name} has no such bias")
 
 
 def _beside(m: int, like: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""docs/paper-map.md names files, things in them, and commands: all of them exist."""
+"""docs/paper.md names files, things in them, and commands: all of them exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from ntkfl_experiments.paper import ITEMS
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "paper-map.md").read_text()
+TEXT = (ROOT / "docs" / "paper.md").read_text()
 
 
 @pytest.mark.parametrize("place", sorted(set(re.findall(r"`([\w/]+\.py:\w+)`", TEXT))))

@@ -1,4 +1,4 @@
-"""docs/tutorial.md, typed in an empty folder: files as its blocks say, commands in their order."""
+"""docs/start.md, typed in an empty folder: files as its blocks say, commands in their order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from ntkfl.cli import app
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "start.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"# ([\w/]+\.(?:py|toml))\n")
 
@@ -41,7 +41,7 @@ def test_its_python_runs_on_its_files(tmp_path: Path, monkeypatch: pytest.Monkey
         exec(compile((project / "make_visits.py").read_text(), "make_visits.py", "exec"), {})
         names: dict[str, object] = {}
         for text in ran:
-            exec(compile(text, "tutorial.md", "exec"), names)
+            exec(compile(text, "start.md", "exec"), names)
     finally:
         for name in [name for name in sys.modules if name.split(".")[0] == "hospitals"]:
             del sys.modules[name]
