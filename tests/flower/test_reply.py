@@ -299,6 +299,16 @@ def test_a_sites_policy_decides_before_anything_is_computed(tmp_path: Path, said
     assert not read
 
 
+def test_under_a_policy_an_error_says_nothing_of_the_data(tmp_path: Path, said: list[str]) -> None:
+    (tmp_path / "policy.toml").write_text('methods = ["updates"]\n')
+    grid = grid_of(perceptron, samples())
+    secret = torch.randn(9, 6), torch.arange(9) + 70  # labels that the network has no outputs for
+    grid.apps[40] = train(perceptron, secret, policy=tmp_path / "policy.toml")
+    run(grid, FedAvg(), perceptron, 1)
+    (line,) = [line for line in said if line.startswith("node 40")]
+    assert line == "node 40: Refused: failed with DataError: see the log of this site"
+
+
 def test_a_message_of_another_strategy_is_no_question() -> None:
     from flwr.app import ArrayRecord, RecordDict
 

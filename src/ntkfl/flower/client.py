@@ -7,6 +7,8 @@ import hashlib
 import logging
 import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from ntkfl.crypto.context import bind
 from ntkfl.data.from_arrays import Array, checked_pair
 from ntkfl.data.torch_data import Pair, TorchData, read_torch, varies
-from ntkfl.errors import ConfigError, DataError, ModelError
+from ntkfl.errors import ConfigError, DataError, ModelError, Refused
 from ntkfl.federation.client import Client, Memory, SeededRandomness
 from ntkfl.federation.feature_cache import split_frozen
 from ntkfl.federation.policy import Agreed, Site, Terms, noisy
@@ -62,13 +64,14 @@ def reply(
     question that comes again gets the same answer. With `seed` it follows from that and from the client's number
     (`partition-id`, or the node's id), as in a simulation.
     """
+    site = Site.of(context.node_config, context.node_id, policy, context.state.setdefault(_SITE, ConfigRecord()))
     if notes_of(msg).get("ask") == "shape":  # before there are terms
-        x, y = _read(data, batch)
+        with _errors_stay_here(site):
+            x, y = _read(data, batch)
         shape: Notes = {"inputs": list(x.shape[1:]), "tokens": not x.is_floating_point(), "real": y.is_floating_point()}
         return Message(content(shape), reply_to=msg)
     question, terms = payload_of(msg), Terms.parse(note(msg, "terms", str))
     run, exchange = note(msg, "run", str), note(msg, "exchange", int)
-    site = Site.of(context.node_config, context.node_id, policy, context.state.setdefault(_SITE, ConfigRecord()))
     agreed = site.admit(terms, run, "" if through is None else through.digest, seed is not None)
     method, privacy = agreed
     if network.needs_shuffler(privacy) and through is None:
@@ -101,11 +104,25 @@ def reply(
         # What a user's own code draws from torch follows from the round: a loader that shuffles reads the same samples
         # in the same order for all questions of a round.
         randomness = drawn.of_round(asked.round)
-        with seeded_torch(flatten(fitted).device, randomness.seed("batches")):
+        with seeded_torch(flatten(fitted).device, randomness.seed("batches")), _errors_stay_here(site):
             payload = site.release(run, asked.round, exchange, question, answer)
     if through is not None:
         payload = through.deliver(payload, privacy.secure_sum)  # its receipt
     return Message(content({}, payload), reply_to=msg)
+
+
+@contextmanager
+def _errors_stay_here(site: Site) -> Iterator[None]:
+    """Under a policy the server learns that a client failed, and not why: what an error says of data has no ε."""
+    try:
+        yield
+    except Refused:
+        raise
+    except Exception as error:
+        if site.simulated:
+            raise
+        log.exception("this client could not answer")
+        raise Refused("client", f"failed with {type(error).__name__}: see the log of this site") from None
 
 
 def _enter(context: Context, run: str) -> bytes:
