@@ -97,33 +97,29 @@ def audit_canaries(
     method, privacy = config.built_method, config.settled[0]
     if not isinstance(method, NoisySums) or privacy.epsilon is None:
         raise ConfigError(f"canaries test a promise of ε, and {method.name} makes none here: set epsilon")
-    if canaries < 10:
-        raise ConfigError(f"so few canaries show nothing: take at least 10, not {canaries}")
     data = data or load_data(config)
     data = data.hold_out(config.hold_out, seed=config.seed)[0] if config.hold_out else data
-    draws = np.random.default_rng(seed)
-    coins = draws.random(canaries) < 0.5
+    coins = np.random.default_rng(seed).random(canaries) < 0.5
     by_client, before = method.unit == "client", len(data)
     planted = _planted(data, canaries * (_RECORDS if by_client else 1), seed)
     asked = config.with_cohort(before).clients_per_round
     asked = asked + canaries if by_client and asked >= before else asked
     owners = np.arange(canaries) + before if by_client else np.arange(canaries) % before
-    listening = _listening(method)
     simulation = Simulation(
         build_model(config, data),
         _with_canaries(data, planted, owners, coins, by_client),
-        listening,
+        _listening(method),
         clients_per_round=asked,
         seed=config.seed,
         privacy=config.privacy,
         robust=config.robust,
     )
     attacker = _Attacker(method, simulation.task, simulation.clients.place(planted), owners, coins, data.sizes)
-    listening.__dict__["attacker"] = attacker  # beside its options, which are frozen
+    simulation.method.__dict__["attacker"] = attacker  # beside its options, which are frozen
     simulation.run(config.rounds, callbacks=[])
-    budget = method.budget(simulation.task)
+    budget, scores, error = method.budget(simulation.task), attacker.scores(), (1 - CONFIDENCE) / 2
     assert budget is not None
-    scores = attacker.scores()
+    gaussian = gaussian_bound(scores, coins, privacy.delta, error) if privacy.sampling_rate == 1 else None
     return CanaryFinding(
         method=method.name,
         unit=method.unit,
@@ -132,10 +128,8 @@ def audit_canaries(
         delta=privacy.delta,
         canaries=canaries,
         correct=int(((scores > 0) == coins).sum()),
-        one_run=one_run_bound(scores, coins, privacy.delta, (1 - CONFIDENCE) / 2),
-        gaussian=gaussian_bound(scores, coins, privacy.delta, (1 - CONFIDENCE) / 2)
-        if privacy.sampling_rate == 1
-        else None,
+        one_run=one_run_bound(scores, coins, privacy.delta, error),
+        gaussian=gaussian,
     )
 
 
@@ -239,12 +233,8 @@ class _Attacker:
 
     def begin(self, cohort: Sequence[int]) -> None:
         """A round, or one that is tried again."""
-        self.cohort, self.known, self.added, self.total = (
-            list(cohort),
-            dict[int, Arrays](),
-            dict[int, Arrays](),
-            Arrays(),
-        )
+        self.cohort, self.total = list(cohort), Arrays()
+        self.known, self.added = dict[int, Arrays](), dict[int, Arrays]()
 
     def without_noise(self, question: Message, client: ClientRound) -> Arrays:
         reply = self.method.answer(self.quiet, question, client)
@@ -305,7 +295,7 @@ def _listening(method: NoisySums) -> NoisySums:
 
     def answer(self: Any, task: Task, question: Message, client: ClientRound) -> NoisyIntegers:
         if self.attacker.by_client and client.id in self.attacker.out:
-            vectors = self.replies[question.kind].numbers(task) | self.asked_once(task, question)
+            vectors = self.replies[question.kind].numbers(task)
             reply = self.integers(task, question, client, {name: torch.zeros(n) for name, n in vectors.items()})
         else:
             reply = kind.answer(self, task, question, client)
