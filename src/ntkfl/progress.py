@@ -139,7 +139,7 @@ class RoundTable(ProgressBar):
         elif last["test_loss"] is not None:
             self.console.print(f"test loss {last['test_loss']:.5g} {after}")
         if "epsilon" in last:
-            spent = f"ε = {last['epsilon']:.3g} at δ = {last['delta']:.0e} for a {last['unit']}"
+            spent = f"ε = {last['epsilon']:.3g} (simulated) at δ = {last['delta']:.0e} for a {last['unit']}"
             self.console.print(f"privacy spent: {spent} (docs/privacy.md says what it rests on)")
         up, down = (sum(r[f"{way}link_bytes"] for r in history) / 2**20 for way in ("up", "down"))
         self.console.print(f"{up:.1f} MiB up, {down:.1f} MiB down, {sum(t['seconds'] for t in timings):.1f} s")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ntkfl.cli.private import private_settings
+from ntkfl.data.files import from_file
 from ntkfl.errors import ConfigError
 from ntkfl.report.runs import find
 from ntkfl.report.view import view
@@ -20,13 +21,15 @@ SMALL = ["--dataset", "digits", "--clients", "8", "--set", "hidden=[8]", "--roun
 def test_a_private_run_says_what_it_promises_and_keeps_to_it(tmp_path: Path) -> None:
     done = ntkfl("train", *SMALL, "--set", "epsilon=30", "--out", tmp_path / "a")
     assert done.returncode == 0, done.stderr
-    promised = [line for line in done.stdout.splitlines() if line.startswith(("private:", "if at least 8 of 8"))]
+    promised = [
+        line for line in done.stdout.splitlines() if line.startswith(("private (simulated):", "if at least 8 of 8"))
+    ]
     seen = "against whoever sees the sums or the models"
-    assert promised[0] == f"private: ε = 30, δ = 1e-05 for a record over 2 rounds, {seen}"
+    assert promised[0] == f"private (simulated): ε = 30, δ = 1e-05 for a record over 2 rounds, {seen}"
     honest = "if at least 8 of 8 clients are honest (one that is not voids it: set noise_clients below that)"
     assert promised[1] == f"{honest} and server and shuffler do not collude"
-    assert "simulated: the noise follows from the seed, and hides nothing" in done.stdout
-    assert "privacy spent: ε = 30 at δ = 1e-05 for a record" in done.stdout
+    assert "simulated: one process has all data" in done.stdout
+    assert "privacy spent: ε = 30 (simulated) at δ = 1e-05 for a record" in done.stdout
     records = [json.loads(line) for line in (tmp_path / "a" / "history.jsonl").read_text().splitlines()]
     assert records[-1]["epsilon"] == pytest.approx(30)
     assert (records[-1]["unit"], records[-1]["delta"], records[-1]["train_loss"]) == ("record", 1e-5, None)
@@ -80,8 +83,11 @@ def test_a_clients_privacy(tmp_path: Path) -> None:
     given = ["--method", "dp-fedavg", "--set", "local_steps=2", "--set", "epsilon=30"]
     done = ntkfl("train", *SMALL, *given, "--out", tmp_path / "a")
     assert done.returncode == 0, done.stderr
-    assert "private: ε = 30, δ = 1e-05 for a client over 2 rounds, against whoever sees the sums" in done.stdout
-    assert "privacy spent: ε = 30 at δ = 1e-05 for a client" in done.stdout
+    assert (
+        "private (simulated): ε = 30, δ = 1e-05 for a client over 2 rounds, against whoever sees the sums"
+        in done.stdout
+    )
+    assert "privacy spent: ε = 30 (simulated) at δ = 1e-05 for a client" in done.stdout
     assert json.loads((tmp_path / "a" / "history.jsonl").read_text().splitlines()[-1])["unit"] == "client"
 
 
@@ -102,7 +108,8 @@ def test_the_test_fifth_of_a_file_is_outside_the_promise(tmp_path: Path) -> None
     ]
     done = ntkfl("train", *given, "--private", "--out", tmp_path / "a")
     assert done.returncode == 0, done.stderr
-    words = "the 12 test samples, a random part of the file's rows: the server measures on them as they are"
+    held = len(from_file(file).test_rows)
+    words = f"the {held} test samples, a random part of the file's rows: the server measures on them as they are"
     assert f"not covered: {words}" in done.stdout
     assert f'uncovered = "{words}"' in (tmp_path / "a" / "config.toml").read_text()
     assert view(find([tmp_path / "a"])[0][0])["privacy"]["uncovered"] == words
@@ -117,13 +124,13 @@ def test_ridge_makes_the_same_promise(name: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert (
-        "private: ε = 3, δ = 1e-05 for a record over 1 round, against whoever sees the sums or the models"
+        "private (simulated): ε = 3, δ = 1e-05 for a record over 1 round, against whoever sees the sums or the models"
         in done.stdout
     )
     assert (
         "if at least 18 of 20 clients are honest (2 may not be) and server and shuffler do not collude" in done.stdout
     )
-    assert "privacy spent: ε = 3 at δ = 1e-05 for a record" in done.stdout
+    assert "privacy spent: ε = 3 (simulated) at δ = 1e-05 for a record" in done.stdout
     with pytest.raises(ConfigError, match="ε is for 1 round, and the run has 2"):
         private_settings({"method": {"name": name}, "rounds": 2})
 
@@ -132,3 +139,22 @@ def test_a_run_says_whether_rows_hold_inputs() -> None:
     small = "--dataset digits --clients 4 --set hidden=[4] --rounds 1 --clients-per-round 2"
     assert ntkfl("train", *small.split()).stdout.count("ntk-fl sends rows that contain the inputs") == 1
     assert "contain the inputs" not in ntkfl("train", *small.split(), "--method", "fedavg").stdout
+
+
+def weights_of(run: Path, *more: str) -> bytes:
+    done = ntkfl("train", *SMALL, "--set", "epsilon=30", *more, "--out", run)
+    assert done.returncode == 0, done.stderr
+    assert "warning: delta" not in done.stdout
+    return (run / "model.safetensors").read_bytes()
+
+
+def test_noise_is_other_every_time_unless_it_is_to_repeat(tmp_path: Path) -> None:
+    """The operating system's noise; with `repeatable` that of the seed."""
+    assert weights_of(tmp_path / "a") != weights_of(tmp_path / "b")
+    again = ("--set", "repeatable=true")
+    assert weights_of(tmp_path / "c", *again) == weights_of(tmp_path / "d", *again)
+
+
+def test_a_delta_that_may_publish_a_record_is_warned_of() -> None:
+    done = ntkfl("train", *SMALL, "--set", "epsilon=30", "--set", "delta=0.01")
+    assert "warning: delta = 0.01 allows publishing one record of the " in done.stdout

@@ -92,12 +92,26 @@ def test_an_archive_with_clients(tmp_path: Path) -> None:
 def test_a_fifth_of_the_rows_is_for_testing_where_the_file_does_not_say(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.arange(50.0).reshape(50, 1), y=np.arange(50) % 2)
     dataset = from_file(tmp_path / "a.npz")
-    assert (len(dataset), len(dataset.test_rows)) == (40, 10)
+    assert 4 <= len(dataset.test_rows) <= 16
     both = torch.cat([dataset.rows.x, dataset.test_rows.x]).flatten().sort().values
     assert torch.equal(both, torch.arange(50.0))
     assert torch.equal(dataset.test_rows.x, from_file(tmp_path / "a.npz").test_rows.x)
     with pytest.raises(DataError, match="does not say whose its rows are"):
         dataset.partition(ByClient())
+
+
+def test_a_row_is_for_testing_whatever_other_rows_there_are(tmp_path: Path) -> None:
+    """Taking one record away moves no other one: ε of a record rests on it."""
+    draws = np.random.default_rng(0)
+    x, y = draws.standard_normal((1000, 3)), np.arange(1000) % 2
+    np.savez(tmp_path / "whole.npz", x=x, y=y)
+    whole = from_file(tmp_path / "whole.npz").test_rows.x
+    assert 150 < len(whole) < 250
+    for gone in (0, 400, 999):
+        np.savez(tmp_path / "less.npz", x=np.delete(x, gone, 0), y=np.delete(y, gone))
+        less = from_file(tmp_path / "less.npz").test_rows.x
+        kept = (whole != torch.from_numpy(x[gone]).float()).any(1)
+        assert torch.equal(less, whole[kept])
 
 
 def test_real_targets_have_a_decimal_point(tmp_path: Path) -> None:

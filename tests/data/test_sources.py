@@ -33,7 +33,8 @@ def picture_folder(root: Path) -> Path:
 def test_names_files_and_what_is_neither(tmp_path: Path) -> None:
     assert len(open_dataset("digits")) == 1442
     (tmp_path / "a.csv").write_text("x,y,label\n" + "".join(f"{i},1,{i % 2}\n" for i in range(10)))
-    assert len(open_dataset(str(tmp_path / "a.csv"), Columns(label="label"))) == 8
+    dataset = open_dataset(str(tmp_path / "a.csv"), Columns(label="label"))
+    assert len(dataset) + len(dataset.test_rows) == 10
     with pytest.raises(ConfigError, match="did you mean 'digits'"):
         open_dataset("digit")
     for name in ("", "x" * 5000, "a\0b", str(tmp_path / "none")):  # no file, whatever the system says of such names

@@ -11,14 +11,16 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.errors import ConfigError, MessageError, TooFew
+from ntkfl.federation.secure_sum import SumSchema
 from ntkfl.methods import ClientRound, PrivateSums, Task
-from ntkfl.methods.sums.noisy_sums import guarantees, momentum_step, noise_advice, promises
+from ntkfl.methods.sums.dp_fedavg import DPFedAvg
+from ntkfl.methods.sums.noisy_sums import NoisySums, guarantees, momentum_step, noise_advice, promises
 from ntkfl.methods.sums.private_sums import GradientSums
 from ntkfl.methods.sums.whitening import REST, WHITENING, directions, read_whitening, scaled_triangle, whitening_arrays
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sum_accounting import Participation, budget, spent
-from ntkfl.privacy.sum_noise import GRAINS, integer_change
+from ntkfl.privacy.sum_noise import COUNT, GRAINS, integer_change
 from ntkfl.wire import Message
 from tests.methods.private import asked, assert_variance, integers, noise, others, private_task
 from tests.methods.rounds import gradient, play, play_rounds, small_clients, small_task
@@ -45,6 +47,34 @@ def test_a_record_changes_integers_by_no_more_than_the_noise_is_for() -> None:
         inputs.append(float((whole[MOMENTS] - less[MOMENTS]).norm()))
     assert 0.9 * GRAINS < max(changes) <= integer_change([task.like.numel()], counted=True)
     assert 0.5 * GRAINS < max(inputs) <= integer_change([len(whole[MOMENTS])])
+
+
+def test_under_masks_the_count_of_a_large_client_keeps_all_of_its_noise() -> None:
+    """It is cut to `sum_samples` before the noise: nothing is scaled down after it."""
+    method, (client,) = PrivateSums(), small_clients(80)
+    task = private_task(method, secure_sum=True, sum_samples=8)
+    counts = []
+    for key in range(200):
+        one = ClientRound(0, client.x, client.y, Randomness(bytes([key]) * 32))
+        reply = method.answer(task, asked(task), one)
+        assert isinstance(reply, GradientSums)
+        addends = reply.addends(method, task, asked(task))
+        schema = SumSchema.of("sums", addends, 1)
+        counts.append(schema.decode(schema.encode(addends, one.randomness), 1)[0]["samples"].double())
+    drawn, width = torch.cat(counts) - 8 * COUNT, method.widths(task, {"gradient": task.like.numel(), "samples": 1})
+    assert abs(float(drawn.mean())) < 5 * width["samples"] / math.sqrt(200)
+    assert_variance(drawn, width["samples"] ** 2)
+
+
+@pytest.mark.parametrize("method", [PrivateSums(), DPFedAvg(), PrivateSums(clip=1e-6)])
+def test_noisy_sums_say_nothing_without_noise(method: NoisySums) -> None:
+    """Not even whether a client had to scale something down; sums without an ε may."""
+    (client,) = small_clients(40)
+    for epsilon in (3.0, None):
+        task = private_task(method, epsilon=epsilon, secure_sum=True)
+        reply = method.answer(task, asked(task), client)
+        schema = SumSchema.of("sums", reply.addends(method, task, asked(task)), 2)
+        assert set(schema.names) - set(reply.arrays) == (set() if epsilon else {"bounded"})
 
 
 def test_noise_has_the_width_that_the_budget_asks_for() -> None:
@@ -290,56 +320,3 @@ def test_the_way_that_is_said_is_the_way_that_noise_goes() -> None:
     named = float(said.split("lr = ")[1].split()[0])
     assert not noise_advice(PrivateSums(lr=0.95 * named), task, RECORDS, 6, ROUNDS)
     assert noise_advice(PrivateSums(lr=1.05 * named), task, RECORDS, 6, ROUNDS)
-
-
-# -- One-run auditing: Steinke, Nasr, Jagielski, Privacy Auditing with One (1) Training Run, 2023 ----------------------
-
-CANARIES = 400
-
-
-def right_guesses(**settings: Any) -> int:
-    """Of m canaries, each in or out by a fair coin: canary j is the j-th unit vector, so that its clipped gradient lies
-    in columns that no other touches.
-    """
-    model = nn.Linear(CANARIES, 2, bias=False).double()
-    nn.init.zeros_(model.weight)
-    method = PrivateSums(input_share=0, clip=1.0, label_smoothing=0)
-    task = private_task(method, Task(model, 2, "ce"), budget_rounds=1, **settings)
-    inside = torch.from_numpy(Randomness.simulated(3).integers("flips", CANARIES, 2)).bool()
-    x = 100 * torch.eye(CANARIES, dtype=torch.float64)[inside]
-    client = ClientRound(0, x, torch.zeros(len(x), dtype=torch.int64), Randomness.simulated(4))
-    gradient = integers(method, task, client)["gradient"].view(2, CANARIES)
-    score = (gradient[1] - gradient[0]) / math.sqrt(2)  # along the gradient of class 0 at equal probabilities
-    return int(((score > GRAINS / 2) == inside).sum())
-
-
-def least_epsilon(right: int) -> float:
-    """The smallest ε that 95 % confidence leaves: an (ε, 0)-private mechanism lets nobody guess more right than
-    Binomial(m, e^ε/(1+e^ε)), stochastically. P[… ≥ right] ≥ 0.05.
-    """
-
-    def tail(epsilon: float) -> float:
-        p = 1 / (1 + math.exp(-epsilon))
-        logs = [
-            math.lgamma(CANARIES + 1) - math.lgamma(k + 1) - math.lgamma(CANARIES - k + 1)
-            + k * math.log(p) + (CANARIES - k) * math.log1p(-p)
-            for k in range(right, CANARIES + 1)
-        ]  # fmt: skip
-        return math.fsum(map(math.exp, logs))
-
-    low, high = 0.0, 20.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (low, middle) if tail(middle) >= 0.05 else (middle, high)
-    return low
-
-
-@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
-def test_canaries_stay_below_what_epsilon_allows(epsilon: float) -> None:
-    assert least_epsilon(right_guesses(epsilon=epsilon)) <= epsilon
-
-
-def test_the_audit_has_power() -> None:
-    """Without noise, and with a hundredth of what an ε of 1 asks for, canaries are found out."""
-    assert least_epsilon(right_guesses(epsilon=None)) > 3.0
-    assert least_epsilon(right_guesses(epsilon=1.0, noise_clients=10**4)) > 1.0

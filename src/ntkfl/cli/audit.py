@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 def audit(
     run: Annotated[Path | None, typer.Argument(help="the folder of a finished run")] = None,
     config: Annotated[Path | None, typer.Option(help="a TOML of a planned run")] = None,
+    private: Annotated[
+        Path | None,
+        typer.Option(help="a TOML of a private run: train it once with canaries, and show what ε they prove"),
+    ] = None,
+    canaries: Annotated[int, typer.Option(help="with --private: how many, each in or out by a coin", min=10)] = 200,
     round: Annotated[int, typer.Option(help="which round to attack", min=1)] = 1,
     out: Annotated[Path | None, typer.Option(help="the folder for findings.json; RUN/audit: reports show it")] = None,
     seed: Annotated[int, typer.Option(help="of the attacks' own draws", min=0)] = 0,
@@ -35,8 +40,10 @@ def audit(
 
     Example: ntkfl audit --config configs/cp.toml --out audit/cp
     """
-    if (run is None) == (config is None):
-        raise ConfigError("give either the folder of a run, or --config and a TOML of a planned one")
+    if sum(given is not None for given in (run, config, private)) != 1:
+        raise ConfigError("give one of these: the folder of a run, --config or --private and a TOML of a planned one")
+    if private is not None:
+        return _private(private, canaries, seed, out, as_json)
     console = Console(quiet=as_json, highlight=False)
     with stoppable(lambda: "stopped; nothing was written"):
         result = _attacked(run, config, round, seed, allow_code, as_json)
@@ -52,6 +59,23 @@ def audit(
         except OSError as error:
             raise ConfigError(f"cannot write to {out}: {error.strerror}") from None
         console.print(f"written to {out / 'findings.json'}")
+
+
+def _private(source: Path, canaries: int, seed: int, out: Path | None, as_json: bool) -> None:
+    """The promised ε, and what an attacker showed; ends with an error where the promise is broken."""
+    from ntkfl.audit.canaries import audit_canaries
+
+    with stoppable(lambda: "stopped; nothing was written"):
+        found = audit_canaries(RunConfig.read(source, allow_code=True), canaries, seed)
+    typer.echo(json.dumps(found.dump()) if as_json else str(found))
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot write to {out}: {error.strerror}") from None
+        write_atomically(out / "canaries.json", json.dumps({"source": str(source)} | found.dump(), indent=1).encode())
+    if not found.holds:
+        raise typer.Exit(1)
 
 
 def _attacked(run: Path | None, config: Path | None, round: int, seed: int, allow_code: bool, quiet: bool) -> Study:

@@ -69,4 +69,5 @@ def private_settings(given: dict[str, Any]) -> dict[str, Any]:
     } | own
     if private["budget_rounds"] < rounds:
         raise ConfigError(f"--private: ε is for {plural(private['budget_rounds'], 'round')}, and the run has {rounds}")
+    given = {"repeatable": False} | given  # noise from the operating system, unless somebody wants it again
     return given | {"rounds": rounds, "clients_per_round": cohort, "method": method, "privacy": private}

@@ -8,6 +8,7 @@ x [N, …], y [N] and, likewise, `client` [N], `test_x` and `test_y`. Labels may
 from __future__ import annotations
 
 import difflib
+import hashlib
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,6 @@ from ntkfl.data.arrays import Kinds, read_npz
 from ntkfl.data.cells import labels, listed, named_labels, numbers, read_table, rows_of
 from ntkfl.data.dataset import Dataset
 from ntkfl.data.from_arrays import from_clients
-from ntkfl.data.seeds import generator
 from ntkfl.errors import DataError
 
 SUFFIXES = (".csv", ".parquet", ".npz")
@@ -72,15 +72,14 @@ def from_file(
     """Training and test rows of a file, to be dealt to clients by a partition, such as `ByClient`.
 
     `label`, `client` and `split` name its columns. Labels that are text are classes, numbered in the order of their
-    names. Where the file does not say which rows are for testing, a fifth of them is, drawn at random but always the
-    same. `targets` is as for `from_clients`.
+    names. Where the file does not say which rows are for testing, about a fifth of them is, by a hash of each row.
+    `targets` is as for `from_clients`.
     """
     path, names = Path(path), Columns(label, client, split)
     content = _read_npz(path, names) if path.suffix.lower() == ".npz" else _read_table(path, names)
     test, drawn = content.test, content.test is None
     if test is None:
-        test = np.zeros(len(content.y), dtype=bool)
-        test[generator(0, "test rows").permutation(len(test))[: max(1, round(_TEST_SHARE * len(test)))]] = True
+        test = draw_test(content.x)
     if test.all() or not test.any():
         raise DataError(f"{path}: all rows are for {'testing' if test.all() else 'training'}, none for the other")
     if content.class_names and targets == "real":
@@ -98,6 +97,16 @@ def from_file(
         return rows
     clients, writers = np.unique(content.clients[~test], return_inverse=True)
     return replace(rows, writers=torch.from_numpy(writers.astype(np.int64)), client_names=tuple(map(str, clients)))
+
+
+def draw_test(x: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows of x [n, …] are for testing, where nothing says it: about a fifth, by a hash of each row's inputs. So
+    where a row goes does not depend on other rows, as ε has it, and equal rows are on one side.
+    """
+    hashes = [hashlib.blake2b(row.tobytes(), digest_size=8, key=b"ntkfl test rows v1").digest() for row in x]
+    places = np.frombuffer(b"".join(hashes), dtype="<u8") / 2.0**64
+    test: NDArray[np.bool_] = places <= max(_TEST_SHARE, places.min(initial=1.0))  # of a few rows, one at least
+    return test
 
 
 def _read_table(path: Path, names: Columns) -> _Content:

@@ -43,6 +43,16 @@ class SeededRandomness:
         return Randomness.simulated(self.seed, "client", self.client, round)
 
 
+class SystemRandomness:
+    """From the operating system: nobody else can know, or make, this client's choices."""
+
+    def subsampling(self, round: int) -> random.Random:
+        return random.SystemRandom()
+
+    def of_round(self, round: int) -> Randomness:
+        return Randomness.fresh()
+
+
 class Memory:
     """What a client keeps between rounds (SCAFFOLD's control variate, a share of common data): here, as it was last."""
 

@@ -161,6 +161,9 @@ class RunConfig(Options):
     rounds: int = Field(10, ge=1, description="communication rounds")
     clients_per_round: int = Field(20, ge=1, description="clients drawn each round, or all where there are fewer")
     seed: int = Field(0, ge=0, description="root of everything random")
+    repeatable: bool = Field(
+        True, description="clients' noise follows from the seed; false: from the operating system, as --private has it"
+    )
     hold_out: int = Field(0, ge=0, description="clients set aside as a validation set")
     stop_at: float | None = Field(None, gt=0, le=1, description="end once the test accuracy is this")
     precision: str = Field("float32", pattern="^float(32|64)$", description="float32 or float64")

@@ -11,7 +11,7 @@ import torch
 from ntkfl.data import Federated
 from ntkfl.errors import ConfigError
 from ntkfl.federation.byzantine import ByzantineClients
-from ntkfl.federation.client import Answer, Batch, Client, SeededRandomness, honest
+from ntkfl.federation.client import Answer, Batch, Client, SeededRandomness, SystemRandomness, honest
 from ntkfl.federation.feature_cache import FeatureCache
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.methods import Method, State, Task
@@ -23,7 +23,11 @@ from ntkfl.wire import Message
 
 
 class SimulatedClients:
-    """The clients of `fed`, drawing from `seed`. Each sends `rows` rows of samples through a shuffler."""
+    """The clients of `fed`, drawing from `seed`, or where not `repeatable` from the operating system. Each sends `rows`
+    rows of samples through a shuffler.
+    """
+
+    repeatable = True
 
     def __init__(
         self,
@@ -52,7 +56,7 @@ class SimulatedClients:
                 self.task,
                 self.method,
                 lambda: self.place(self.fed.client(number)),
-                SeededRandomness(self.seed, number),
+                SeededRandomness(self.seed, number) if self.repeatable else SystemRandomness(),
                 rows=self.rows if self.task.privacy.shuffle and sampled else None,
                 respond=self.respond,
             )

@@ -77,7 +77,8 @@ def from_words(total: Words, scales: Floats) -> Floats:
 @dataclass(frozen=True)
 class SumSchema:
     """What every client's vector looks like: arrays in their order, with shapes and limits, for sums of at most
-    `clients` clients. The first number says whether the client had to scale something down.
+    `clients` clients. The first number says whether the client had to scale something down, unless only clients of
+    many samples ever have to.
     """
 
     kind: str
@@ -89,7 +90,8 @@ class SumSchema:
     @staticmethod
     def of(kind: str, addends: Addends, clients: int) -> SumSchema:
         """From any honest reply's addends, such as those of a blank one."""
-        parts = {_BOUNDED: Addend(torch.zeros(()), 1.0)} | dict(sorted(addends.items()))
+        said = {} if all(part.by_samples for part in addends.values()) else {_BOUNDED: Addend(torch.zeros(()), 1.0)}
+        parts = said | dict(sorted(addends.items()))
         shapes = tuple(tuple(part.values.shape) for part in parts.values())
         return SumSchema(kind, tuple(parts), shapes, tuple(part.limit for part in parts.values()), clients)
 
@@ -115,12 +117,13 @@ class SumSchema:
 
     def encode(self, addends: Addends, randomness: Randomness) -> Words:
         """The addends as integers modulo 2^32, [numbers]; those beyond their limit are scaled down to it."""
-        parts, bounded = [np.zeros(1)], False
+        parts, bounded = list[Floats](), False
         for _, part in sorted(addends.items()):
             values, was = fit(part.values.double().numpy().reshape(-1), part.limit)
             parts.append(values)
             bounded |= was and not part.by_samples
-        parts[0][0] = float(bounded)
+        if _BOUNDED in self.names:
+            parts.insert(0, np.array([float(bounded)]))
         return to_words(np.concatenate(parts), self.scales(), randomness.uniforms("rounding", self.numbers))
 
     def decode(self, total: Words, clients: int) -> tuple[dict[str, Tensor], int]:
@@ -138,7 +141,7 @@ class SumSchema:
             name: torch.from_numpy(piece.copy()).reshape(shape)
             for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
         }
-        return arrays, round(float(arrays.pop(_BOUNDED)))
+        return arrays, round(float(arrays.pop(_BOUNDED, torch.zeros(()))))
 
 
 def mask_reply(words: Words, aggregator: bytes, federation: str, run: str, announced: Announced) -> bytes:

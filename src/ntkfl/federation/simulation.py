@@ -129,12 +129,14 @@ def simulation_of(config: RunConfig, data: Federated, device: str | None = None)
         robust=config.robust,
         device=device,
         byzantine=config.byzantine,
+        repeatable=config.repeatable,
     )
 
 
 class Simulation:
     """A federation in this process, and its server. Where `privacy` asks for projected inputs, P follows from `seed`,
-    which is no secret. With `byzantine`, some clients cheat.
+    which is no secret. With `byzantine`, some clients cheat. Unless `repeatable`, what clients draw, such as noise,
+    comes from the operating system.
     """
 
     def __init__(
@@ -150,6 +152,7 @@ class Simulation:
         robust: Robust | Literal["on"] | None = None,
         device: str | torch.device | None = None,
         byzantine: Byzantine | None = None,
+        repeatable: bool = True,
     ) -> None:
         if not isinstance(method, Method):
             raise ConfigError(f"method must be an instance such as ntkfl.methods.NTKFL(), not {method!r}")
@@ -183,7 +186,9 @@ class Simulation:
             robust=self.robust,
             total_clients=len(self.data),
         )
+        self.repeatable = repeatable
         self.clients = SimulatedClients(self.data, self.task, method, seed, features=features)
+        self.clients.repeatable = repeatable
         self.test = self.clients.place(data.test)
         self._check_model()
         self.task.example = torch.zeros_like(self.test[0][:1]), torch.zeros_like(self.test[1][:1])
@@ -278,7 +283,11 @@ class Simulation:
     def _notes(self, rounds: int, promised: Mapping[str, Any]) -> list[str]:
         """Lines on what the run promises and on what the network decided, before the first round."""
         lines = [*promises(self.method, self.task, self.clients_per_round, rounds), sum_promise(self.privacy)]
-        lines += ["simulated: the noise follows from the seed, and hides nothing"] if self.privacy.epsilon else []
+        if self.privacy.epsilon:
+            noise = (
+                "the noise follows from the seed, and hides nothing" if self.repeatable else "one process has all data"
+            )
+            lines.append(f"simulated: {noise}")
         lines += [*self.task.notes, self._whole_targets().removeprefix("; ")]
         if uncovered := promised.get("uncovered"):
             lines.append(f"not covered: {uncovered}")
@@ -295,6 +304,12 @@ class Simulation:
             )
         samples = sum(self.data.sizes) / len(self.data) * self.clients_per_round
         lines += noise_advice(self.method, self.task, samples, self.clients_per_round, rounds)
+        protected = sum(self.data.sizes) if unit_of(self.method) == "record" else len(self.data)
+        if self.privacy.epsilon and self.privacy.delta * protected >= 1:
+            lines.append(
+                f"delta = {self.privacy.delta:g} allows publishing one {unit_of(self.method)} of the {protected} there "
+                f"are: take a delta far below {1 / protected:.1g}"
+            )
         lines += scale_advice(self.all_data, self.privacy.hides_clients)
         most = self.privacy.sum_samples
         counted = self.privacy.secure_sum and by_samples(self.method) and unit_of(self.method) == "record"

@@ -34,7 +34,9 @@ from ntkfl.errors import ConfigError
 
 ORDERS = tuple((1 + np.logspace(-2, 4, 600)).tolist())  # α, Rényi orders
 Release = tuple[float, int]  # ρ of what a round releases, and in how many rounds
-SIMULATED = "simulated: the noise follows from the run's seed and hides nothing; ε is what a deployment would have"
+SIMULATED = (
+    "simulated: one process has all data, and noise from a seed hides nothing; ε is what a deployment would have"
+)
 _DEPLOYED = "each client draws its noise from its operating system's randomness and shows it to nobody"
 _ADDED = {
     "record": "a record is added or removed: a replaced one is two such changes",

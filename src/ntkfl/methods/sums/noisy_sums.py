@@ -66,12 +66,14 @@ class NoisyIntegers(Sums):
         raise MessageError(f"noisy sums with {', '.join(names)}, which nobody asked for")
 
     def addends(self, method: NoisySums, task: Task, question: Message) -> Addends:  # type: ignore[override]
-        """The integers as they are, with room for noise."""
+        """The integers as they are, with room for noise. Whether some had to be scaled down is never told of noisy
+        ones: that would leave without noise.
+        """
         numbers = {name: array.numel() for name, array in self.arrays.items()}
-        wide = method.widths(task, numbers)
+        wide, noisy = method.widths(task, numbers), task.privacy.epsilon is not None
         limits = {name: method.limit(task.privacy, name) + _TAILS * wide[name] for name in numbers}
         return {
-            name: Addend(array.double().cpu(), limits[name], name != method.contribution)
+            name: Addend(array.double().cpu(), limits[name], noisy or name != method.contribution)
             for name, array in self.arrays.items()
         }
 
@@ -191,7 +193,9 @@ class NoisySums(Method):
         limited = [(vector, self.limit(task.privacy, name)) for name, vector in vectors.items()]
         whole = dict(zip(vectors, to_integers(limited, randomness, self.grains), strict=True))
         if counts:
-            whole[SAMPLES] = torch.tensor([COUNT * len(client)])
+            # Before the noise: a noisy count that a secure sum scaled down to its limit would lose noise as well.
+            most = self.limit(task.privacy, SAMPLES) if task.privacy.secure_sum else LARGEST
+            whole[SAMPLES] = torch.tensor([COUNT * len(client)]).clamp(max=int(most))
         whole = self._noisy(task, whole, randomness)
         kind = self.replies[question.kind]
         assert issubclass(kind, NoisyIntegers)
@@ -249,7 +253,7 @@ def releases_of(method: Method, privacy: Privacy, rounds: int) -> list[Release]:
 
 
 def promises(method: Method, task: Task, cohort: int, rounds: int) -> list[str]:
-    """What a run of so many rounds, with so many clients each, promises, and under which conditions.
+    """What a simulation of so many rounds, with so many clients each, promises, and under which conditions.
 
     `ConfigError` where ε is for fewer rounds, or counts on more clients.
     """
@@ -269,7 +273,7 @@ def promises(method: Method, task: Task, cohort: int, rounds: int) -> list[str]:
     others = f"{spare} may not be" if spare else "one that is not voids it: set noise_clients below that"
     apart = " and server and shuffler do not collude" if privacy.secure_sum else ""
     return [
-        f"private: ε = {privacy.epsilon:g}, δ = {privacy.delta:g} for a {method.unit} over "
+        f"private (simulated): ε = {privacy.epsilon:g}, δ = {privacy.delta:g} for a {method.unit} over "
         f"{plural(privacy.budget_rounds, 'round')}, against whoever sees {seen}",
         f"if at least {privacy.noise_clients} of {cohort} clients are honest ({others}){apart}{drawn}",
     ]

@@ -1,0 +1,328 @@
+"""Canaries: train once on the real path, with m records or clients in or out by coin flips, and guess the coins.
+
+The attacker is the one that ε speaks of. It chose the canaries, knows all other data and the noise of all clients but
+the `noise_clients` that ε counts on, and sees each round's broadcast and the total with noise. It knows what canary i
+adds in round t, v_i,t, in units of the noise, so that
+
+    r_t = total_t − (what is known)_t = Σ_i s_i v_i,t + N(0, τ² I),     s_i ∈ {0, 1},
+    ŝ = ½ + (K + 4 τ² I)⁻¹ Σ_t V_t (r_t − V_tᵀ ½),                       K = Σ_t V_t V_tᵀ,
+
+the linear estimate of least error; τ, the noise over what was promised, is measured. ŝ > ½ guesses "in". Two lower
+bounds on ε share a confidence of 95 %: the one-run bound (Steinke, Nasr, Jagielski, Privacy Auditing with One (1)
+Training Run, NeurIPS 2023), for any mechanism; and, where no credit for sampling is taken, that of Gaussian
+differential privacy, which takes errors on different canaries as independent.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ntkfl.data import Federated, from_clients
+from ntkfl.errors import ConfigError
+from ntkfl.extras import missing
+from ntkfl.federation.build import build_model, load_data
+from ntkfl.federation.config import RunConfig
+from ntkfl.federation.simulation import Simulation
+from ntkfl.methods import ClientRound, State, Task
+from ntkfl.methods.base import Outcome, Round
+from ntkfl.methods.sums.noisy_sums import NoisyIntegers, NoisySums
+from ntkfl.privacy.randomness import Randomness
+from ntkfl.wire import Message
+
+try:
+    from scipy.optimize import brentq
+    from scipy.stats import beta, binom, norm
+except ImportError:
+    raise missing("the audit", "audit") from None
+
+CONFIDENCE = 0.95
+_RECORDS = 4  # of a canary that is a client
+_SCALE = 30.0  # inputs of canaries, in deviations of the data's: gradients beyond any clip
+Batch = tuple[Tensor, Tensor]
+Arrays = dict[str, Tensor]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class CanaryFinding:
+    """What was promised, and what an attacker showed. `correct` of `canaries` coins were guessed; `one_run` and
+    `gaussian` are lower bounds on ε at δ, and `shown` is the larger one, at 95 %.
+    """
+
+    method: str
+    unit: str
+    rounds: int
+    promised: float
+    delta: float
+    canaries: int
+    correct: int
+    one_run: float
+    gaussian: float | None
+
+    @property
+    def shown(self) -> float:
+        return max(self.one_run, self.gaussian or 0.0)
+
+    @property
+    def holds(self) -> bool:
+        return self.shown <= self.promised
+
+    def dump(self) -> dict[str, Any]:
+        return asdict(self) | {"shown": self.shown, "holds": self.holds}
+
+    def __str__(self) -> str:
+        verdict = "the promise holds" if self.holds else "THE PROMISE IS BROKEN"
+        return (
+            f"promised ε = {self.promised:.2f} (simulated) at δ = {self.delta:g} for a {self.unit} over {self.rounds} "
+            f"rounds; an attacker showed at least {self.shown:.2f} at {CONFIDENCE:.0%} ({self.correct} of "
+            f"{self.canaries} canaries guessed): {verdict}"
+        )
+
+
+def audit_canaries(
+    config: RunConfig, canaries: int = 200, seed: int = 0, data: Federated | None = None
+) -> CanaryFinding:
+    """Train the configuration once with canaries, and attack it. Costs the training three times over at most, a pass of
+    every canary a round, and `canaries` × d numbers.
+    """
+    method, privacy = config.built_method, config.settled[0]
+    if not isinstance(method, NoisySums) or privacy.epsilon is None:
+        raise ConfigError(f"canaries test a promise of ε, and {method.name} makes none here: set epsilon")
+    data = data or load_data(config)
+    data = data.hold_out(config.hold_out, seed=config.seed)[0] if config.hold_out else data
+    coins = np.random.default_rng(seed).random(canaries) < 0.5
+    by_client, before = method.unit == "client", len(data)
+    planted = _planted(data, canaries * (_RECORDS if by_client else 1), seed)
+    asked = config.with_cohort(before).clients_per_round
+    asked = asked + canaries if by_client and asked >= before else asked
+    owners = np.arange(canaries) + before if by_client else np.arange(canaries) % before
+    simulation = Simulation(
+        build_model(config, data),
+        _with_canaries(data, planted, owners, coins, by_client),
+        _listening(method),
+        clients_per_round=asked,
+        seed=config.seed,
+        privacy=config.privacy,
+        robust=config.robust,
+    )
+    attacker = _Attacker(method, simulation.task, simulation.clients.place(planted), owners, coins, data.sizes)
+    simulation.method.__dict__["attacker"] = attacker  # beside its options, which are frozen
+    simulation.run(config.rounds, callbacks=[])
+    budget, scores, error = method.budget(simulation.task), attacker.scores(), (1 - CONFIDENCE) / 2
+    assert budget is not None
+    gaussian = gaussian_bound(scores, coins, privacy.delta, error) if privacy.sampling_rate == 1 else None
+    return CanaryFinding(
+        method=method.name,
+        unit=method.unit,
+        rounds=config.rounds,
+        promised=budget.spent(config.rounds),
+        delta=privacy.delta,
+        canaries=canaries,
+        correct=int(((scores > 0) == coins).sum()),
+        one_run=one_run_bound(scores, coins, privacy.delta, error),
+        gaussian=gaussian,
+    )
+
+
+# -- Lower bounds on ε -------------------------------------------------------------------------------------------------
+
+
+def one_run_bound(scores: Floats, coins: NDArray[np.bool_], delta: float, error: float) -> float:
+    """ε that (ε, δ)-differential privacy must exceed, wrong with chance `error`: by all guesses, and by the surest
+    quarter of them. Scores above 0 guess "in"; their size says how sure.
+    """
+    m, found = len(scores), 0.0
+    for guesses in (m, max(1, m // 4)):
+        surest = np.argsort(-np.abs(scores), kind="stable")[:guesses]
+        correct = int(((scores[surest] > 0) == coins[surest]).sum())
+
+        def chance(epsilon: float, r: int = guesses, v: int = correct) -> float:
+            """Of so many correct guesses under (ε, δ), at most: P(B ≥ v) + 2mδ max_i P(v > B ≥ v − i) / i."""
+            q = 1 / (1 + math.exp(-epsilon))
+            below = np.cumsum(binom.pmf(np.arange(v - 1, -1, -1), r, q)) / np.arange(1, v + 1)
+            return float(binom.sf(v - 1, r, q) + 2 * m * delta * below.max(initial=0.0)) - error / 2
+
+        if chance(0.0) < 0:
+            found = max(found, float(brentq(chance, 0.0, 50.0)))
+    return found
+
+
+def gaussian_bound(scores: Floats, coins: NDArray[np.bool_], delta: float, error: float) -> float:
+    """ε at δ of the μ that μ-Gaussian differential privacy must exceed: μ = Φ⁻¹(hits) − Φ⁻¹(false alarms), from the
+    Clopper-Pearson bounds of both.
+    """
+    said, ins, outs = scores > 0, int(coins.sum()), int((~coins).sum())
+    hits, alarms = int((said & coins).sum()), int((said & ~coins).sum())
+    low = float(beta.ppf(error / 2, hits, ins - hits + 1)) if hits else 0.0
+    high = float(beta.ppf(1 - error / 2, alarms + 1, outs - alarms)) if alarms < outs else 1.0
+    mu = float(norm.ppf(low) - norm.ppf(high))
+    if not mu > 0:
+        return 0.0
+
+    def excess(epsilon: float) -> float:
+        above = math.exp(epsilon + float(norm.logcdf(-epsilon / mu - mu / 2)))
+        return float(norm.cdf(-epsilon / mu + mu / 2)) - above - delta
+
+    return float(brentq(excess, 0.0, mu**2 + 20 * mu + 1)) if excess(0.0) > 0 else 0.0
+
+
+# -- Canaries, and what the attacker sees ------------------------------------------------------------------------------
+
+
+def _planted(data: Federated, count: int, seed: int) -> Batch:
+    """x [count, …] and y of records far from all others: signs at random, or tokens, with any label."""
+    draws, (x, y) = torch.Generator().manual_seed(seed), data.test
+    if x.is_floating_point():
+        sizes = _SCALE * x.std().clamp_min(1e-3)
+        new = sizes * (2.0 * torch.randint(0, 2, (count, *x.shape[1:]), generator=draws) - 1)
+    else:
+        new = torch.randint(0, int(x.max()) + 1, (count, *x.shape[1:]), generator=draws)
+    if data.classes is None:
+        return new.to(x), _SCALE * torch.randn(count, *y.shape[1:], generator=draws).to(y)
+    return new.to(x), torch.randint(0, data.classes, (count,), generator=draws)
+
+
+def _with_canaries(
+    data: Federated, planted: Batch, owners: NDArray[np.int64], coins: NDArray[np.bool_], by_client: bool
+) -> Federated:
+    """The clients with the canaries that are in, after their own records; of canaries that are clients, all: those that
+    are out take part with nothing.
+    """
+    clients = [data.client(number) for number in range(len(data))]
+    if by_client:
+        clients += [
+            (planted[0][i : i + _RECORDS], planted[1][i : i + _RECORDS]) for i in range(0, len(planted[1]), _RECORDS)
+        ]
+    else:
+        for number, (x, y) in enumerate(clients):
+            mine = torch.from_numpy((owners == number) & coins)
+            clients[number] = torch.cat([x, planted[0][mine]]), torch.cat([y, planted[1][mine]])
+    targets = "real" if data.classes is None else None
+    tokens = not planted[0].is_floating_point()
+    return from_clients(clients, test=data.test, classes=data.classes, tokens=tokens, targets=targets)
+
+
+class _Attacker:
+    """What it hears of each round, and K [m, m] and Σ_t V_t (r_t − V_tᵀ ½) [m] of all rounds."""
+
+    def __init__(
+        self,
+        method: NoisySums,
+        task: Task,
+        planted: Batch,
+        owners: NDArray[np.int64],
+        coins: NDArray[np.bool_],
+        sizes: Sequence[int],
+    ) -> None:
+        self.method, self.planted, self.owners, self.sizes = method, planted, owners, sizes
+        self.by_client, self.out = method.unit == "client", set(owners[~coins].tolist())
+        self.quiet = copy.copy(task)  # the same network and settings without noise
+        self.quiet.privacy = task.privacy.model_copy(update={"epsilon": None})
+        self.K, self.b = np.zeros((len(coins), len(coins))), np.zeros(len(coins))
+        self.square, self.numbers = 0.0, 0  # Σ_t ‖r_t − V_tᵀ ½‖², and how many numbers that is of
+        self.begin(())
+
+    def begin(self, cohort: Sequence[int]) -> None:
+        """A round, or one that is tried again."""
+        self.cohort, self.total = list(cohort), Arrays()
+        self.known, self.added = dict[int, Arrays](), dict[int, Arrays]()
+
+    def without_noise(self, question: Message, client: ClientRound) -> Arrays:
+        reply = self.method.answer(self.quiet, question, client)
+        return {name: array.double().cpu() for name, array in reply.arrays.items()}
+
+    def hear(self, task: Task, question: Message, client: ClientRound, sent: Arrays) -> None:
+        """Work out what the client sends without canaries, with its noise where ε does not count on that."""
+        canary = self.by_client and client.id >= len(self.sizes)
+        with_all = self.without_noise(question, client)
+        known = {name: torch.zeros_like(array) for name, array in with_all.items()} if canary else with_all
+        if canary:
+            self.added[client.id - len(self.sizes)] = with_all
+            if client.id in self.out:
+                with_all = known
+        elif (n := self.sizes[client.id]) < len(client):
+            mine = ClientRound(client.id, client.x[:n], client.y[:n], client.randomness, dict(client.memory))
+            known = self.without_noise(question, mine)
+        if client.id not in self.cohort[: task.privacy.noise_clients]:
+            known = {name: known[name] + sent[name].double().cpu() - with_all[name] for name in known}
+        self.known[client.id] = known
+
+    def see(self, task: Task, question: Message) -> None:
+        """The round's total: add what it says of the canaries."""
+        for i in () if self.by_client else np.flatnonzero(np.isin(self.owners, self.cohort)):
+            record = ClientRound(0, self.planted[0][i : i + 1], self.planted[1][i : i + 1], Randomness(bytes(32)))
+            self.added[int(i)] = self.without_noise(question, record)
+        if not self.added:
+            return
+        wide, names = self.method.widths(task, {name: a.numel() for name, a in self.total.items()}), sorted(self.total)
+        shares = math.sqrt(task.privacy.noise_clients)
+
+        def in_noises(arrays: Arrays) -> Tensor:
+            return torch.cat([arrays[name].reshape(-1) / (shares * wide[name]) for name in names])
+
+        rest = in_noises(self.total) - sum((in_noises(known) for known in self.known.values()), torch.zeros(()))
+        at = np.array(sorted(self.added))
+        V = torch.stack([in_noises(self.added.pop(int(i))) for i in at])
+        rest = rest - V.sum(0) / 2
+        self.K[np.ix_(at, at)] += (V @ V.T).numpy()
+        self.b[at] += (V @ rest).numpy()
+        self.square += float(rest.square().sum())
+        self.numbers += len(rest)
+
+    def scores(self) -> Floats:
+        """ŝ − ½ [m]; τ² from what no canary explains."""
+        values, vectors = np.linalg.eigh(self.K)
+        there = values > 1e-9 * values[-1]
+        c = vectors.T @ self.b
+        explained = float((c[there] ** 2 / values[there]).sum())
+        noise = max(0.0, self.square - explained) / max(1, self.numbers - int(there.sum()))
+        found: Floats = vectors[:, there] @ (c[there] / (values[there] + 4 * noise))
+        return found
+
+
+def _listening(method: NoisySums) -> NoisySums:
+    """The method, with an `attacker` who hears what `_Attacker` says; clients that are out contribute zeros."""
+    kind: type[NoisySums] = type(method)
+
+    def answer(self: Any, task: Task, question: Message, client: ClientRound) -> NoisyIntegers:
+        if self.attacker.by_client and client.id in self.attacker.out:
+            vectors = self.replies[question.kind].numbers(task)
+            reply = self.integers(task, question, client, {name: torch.zeros(n) for name, n in vectors.items()})
+        else:
+            reply = kind.answer(self, task, question, client)
+        self.attacker.hear(task, question, client, reply.arrays)
+        assert isinstance(reply, NoisyIntegers)
+        return reply
+
+    def round(self: Any, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
+        self.attacker.begin(cohort)
+        steps = kind.round(self, task, state, round, cohort)
+        question = next(steps)
+        assert isinstance(question, Message)
+        try:
+            steps.send((yield question))
+        except StopIteration as end:
+            self.attacker.see(task, question)
+            outcome: Outcome = end.value
+            return outcome
+        raise ConfigError(f"{kind.name} asks more than once a round: canaries know one question")
+
+    def total(self: Any, task: Task, replies: list[NoisyIntegers]) -> Arrays:
+        self.attacker.total = kind.total(self, task, replies)
+        return dict(self.attacker.total)
+
+    bodies = {"answer": answer, "round": round, "total": total, "__module__": kind.__module__}
+    made_from: Any = type(kind)
+    listener = made_from(kind.__name__, (kind,), bodies)
+    listener.name = kind.name
+    made: NoisySums = listener(**{name: getattr(method, name) for name in method.model_fields_set})
+    return made
