@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 
 class NTKFLError(Exception):
-    """Base of every error this package raises on purpose; the command line prints it and exits with code 2."""
+    """Base of every error this package raises on purpose; the command line prints it and exits with `exit_code`."""
+
+    exit_code = 2
 
 
 class ConfigError(NTKFLError):
@@ -45,6 +47,8 @@ class TrustError(NTKFLError):
 class TooFew(NTKFLError):
     """An exchange that ended without enough clients or good rows."""
 
+    exit_code = 75  # EX_TEMPFAIL: the same command may succeed later
+
 
 class Diverged(TooFew):
     """An exchange in which no client's reply was finite."""
@@ -56,6 +60,8 @@ class Refused(NTKFLError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+        if reason in ("unreachable", "busy", "storage"):
+            self.exit_code = TooFew.exit_code
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> ConfigError:

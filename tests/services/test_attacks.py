@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import resource
 import shutil
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +19,10 @@ from ntkfl.errors import NTKFLError, Refused, TrustError
 from ntkfl.federation.policy import Terms
 from ntkfl.flower import Shuffler
 from ntkfl.methods import Privacy, SumNTKFL
+from ntkfl.services import setup
 from ntkfl.services.announcement import Question
 from ntkfl.services.key_server import KeyServer
+from ntkfl.services.peers import RoundTerms
 from ntkfl.services.signing import AGGREGATOR
 from ntkfl.wire import Message
 from tests.services.federation import RUN, TERMS, Aggregator, Federation, Member, federation, raw, signed_headers
@@ -180,6 +185,17 @@ def test_a_shuffler_restored_from_a_copy_does_not_start(tmp_path: Path) -> None:
 
 
 # -- Who asks
+
+
+def test_what_may_pass_by_itself_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    """For supervisors: a port that is taken is tried again, a folder that is none is not."""
+    setup.init(tmp_path / "made", NAMES, RoundTerms(clients=3, least=3))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port, codes = str(taken.getsockname()[1]), []
+        for folder in (tmp_path / "made" / "shuffler", tmp_path / "absent"):
+            command = [sys.executable, "-m", "ntkfl", "serve", "shuffler", str(folder), "--port", port]
+            codes.append(subprocess.run(command, capture_output=True, timeout=60).returncode)
+    assert codes == [75, 2]
 
 
 def test_requests_of_others_are_refused(made: Federation) -> None:

@@ -31,13 +31,14 @@ def top(version: bool = typer.Option(False, "--version", help="Print the version
 
 
 def main() -> None:
-    """Run the command line: an error a user can cause is one line and exit code 2, Ctrl-C one line and 130, and neither
+    """Run the command line: an error a user can cause is one line and exit code 2, one that may pass by
+    itself one line and 75, Ctrl-C one line and 130, and neither
     a traceback. An error in a user's own code is told with its lines there.
     """
     try:
         app(prog_name="ntkfl")
     except NTKFLError as error:
-        sys.exit(_tell(str(error), error, 2))
+        sys.exit(_tell(str(error), error, error.exit_code))
     except BrokenPipeError:  # the reader of our output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -144,7 +144,7 @@ def serve(name: str, app: Starlette, folder: Path, url: str, host: str | None, p
             )
             uvicorn.Server(config).run(sockets=[listening])
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot serve on {at[0]}:{at[1]}: {getattr(error, 'strerror', None) or error}") from None
+        raise Refused("busy", f"cannot serve on {at[0]}:{at[1]}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def configure_logging() -> None:
