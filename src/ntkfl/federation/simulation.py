@@ -69,7 +69,8 @@ def train(
     A round draws `clients_per_round` clients without replacement (20 by default, or all where there are fewer);
     everything random comes from `seed`, so that the same call on the same machine gives the same bits. `hold_out`
     clients are set aside as the server's validation set. Training ends early once the test accuracy is `stop_at`. With
-    `out`, the run's folder is kept there after every round and `resume` continues from it, bit for bit.
+    `out`, history and checkpoint are kept there after every round, the model when the run ends, and `resume` continues,
+    bit for bit; without it nothing is written.
 
     `privacy` is what clients do to hide, such as `Privacy(secure_sum=True)`; what it leaves open is as the method has
     it. `robust` bounds what Byzantine clients can do: "on", or single bounds; none by default.

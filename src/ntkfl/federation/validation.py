@@ -2,7 +2,8 @@
 
 Malformed is what the type of reply cannot read. Extreme is what measures ten times the median (`Reply.extreme`), in any
 of the ways the type measures it (`Reply.sizes`): numbers can be finite and still drown every other row. Honest rows
-stay far below (docs/audit.md), and the median moves only when half of all rows are corrupted.
+stay far below (docs/audit.md), and the median moves only when half of all rows are corrupted. Of sums, the number of
+samples is one such way: a client with more than ten times the median client's is left out, and the log says so.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 None can tell a Byzantine client from an honest one whose data are unlike all others', so each also costs something; the
 figures are in docs/audit.md. The defaults are off, as in the methods' papers; `Robust.on()` is for deployments.
+`sum-ntk-fl` has a bound of its own, always on, as it needs it on heterogeneous data too.
 """
 
 from __future__ import annotations

@@ -11,6 +11,9 @@ server adds them and evolves the weights in closed form. A round is five equatio
     (4)  μ ← Δᵀ C Δ / Δᵀ Ĉ Δ              where the factors are rough, in a second exchange      `measured`
     (5)  w ← w₀ + Δ,  μ ΔᵀĈΔ ≤ 2 min(L, s)                                                       `bounded_step`
 
+L is the cohort's mean training loss, with smoothed labels; w is what clients read, rounded as `values` says. Where
+single clients are seen, g is the mean of their parts with none beyond `step_limit`, and L leaves outliers out.
+
 **How far a step goes.** Ĉ has less curvature along Δ than C: about 12 times less for a perceptron, 30 for a small
 convolutional network, up to 20,000 where training would diverge. So μ makes up for it; it is measured (4) where layers
 share weights between positions or factors are sketches. Δ is shortened (5) until its quadratic model promises no loss
@@ -19,7 +22,8 @@ cross-entropy, which bounds how far predictions move (½ ΔᵀCΔ is their Kullb
 error. Losses of one cohort are compared (2), as those of different cohorts differ too much.
 
 A step that does not stand is taken back: the round repeats it from the sums at w₀, with μ and δ `BACK` times as large
-(δ too, as without curvature no μ shortens a step) and a bound (5) as much smaller. Steps that stand relax all three.
+(δ too, as without curvature no μ shortens a step) and a bound (5) as much smaller: "caution" is the product of these
+factors. Steps that stand relax all three.
 The weights proposed last count in the running average once a cohort has accepted them, and are reported until then as
 if they would be.
 """
@@ -81,15 +85,15 @@ _ACCEPTED, _LAST, _MU, _CAUTION = "accepted", "last/", "mu", "caution"
 
 
 class SumNTKFL(Method):
-    """w ← w − φ(t(μΛ + δ)) ∘ g in the eigenbasis of the summed factors. One exchange per round, two where μ is
+    """w ← w₀ − φ(t(μΛ + δ)) ∘ g in the eigenbasis of the summed factors. One exchange per round, two where μ is
     measured.
 
     Where single clients are seen, the step that a client's own gradient drives, and its samples, count for at most
-    `step_limit` times the median client's (0: no limit; secure sums show no client). On heterogeneous data one gradient
-    could otherwise decide a round, and some networks would not begin to learn.
+    `step_limit` times the median client's (a subclass may set it, 0 for no limit; secure sums show no client). On
+    heterogeneous data one gradient could otherwise decide a round, and some networks would not begin to learn.
 
-    Where only a last linear layer trains, and every round asks all clients, options that nobody gave are
-    `_HEAD`'s, and there is no limit: the solution is nearly exact. Of some clients another μ is needed: the usual one.
+    Where only a last linear layer trains, and every round asks all clients, options that nobody gave are `_HEAD`'s, and
+    there is no limit: the solution is nearly exact. Where rounds ask only some clients, the usual options stay.
 
     `curvature` and `step` are meant to be overridden: examples/own_curvature.py.
     """
@@ -167,7 +171,7 @@ class SumNTKFL(Method):
             caution = max(1.0, caution / RELAX)
             flow = Flow(sums, spectra)
             if self._rough(sums):
-                mu = yield from self.measured(flow, w, round, mu, caution, loss)  # (4)
+                mu = yield from self.measured(flow, w, round, mu, caution, loss)  # (4), along the plain mean's step
             if total.clients:
                 rates = (self.time, mu * caution, self.delta * caution)
                 gradient, clipped = bounded_gradient(flow, total.clients, limit, *rates)
@@ -193,10 +197,10 @@ class SumNTKFL(Method):
         return Outcome(kept, float(loss), self.time, diagnostics, passed=passed, tentative=True)
 
     def bounded_step(self, flow: Flow, mu: float, caution: float, loss: Tensor) -> tuple[Tensor, float]:
-        """(5) The step with μ and δ `caution` times as large, shortened to `caution` μ ΔᵀĈΔ ≤ 2 min(L, s); and ΔᵀĈΔ."""
-        mu = mu * caution
-        change, curvature = self.step(flow, mu, self.delta * caution)
-        short = min(1.0, math.sqrt(2 * self._unit(loss) / (caution * mu * curvature))) if curvature > 0 else 1.0
+        """(5) The step with κμ and κδ, κ = `caution`, shortened to κ (κμ) ΔᵀĈΔ ≤ 2 min(L, s); and its ΔᵀĈΔ."""
+        raised = caution * mu
+        change, curvature = self.step(flow, raised, caution * self.delta)
+        short = min(1.0, math.sqrt(2 * self._unit(loss) / (caution * raised * curvature))) if curvature > 0 else 1.0
         return short * change, short**2 * curvature
 
     def measured(
