@@ -92,7 +92,7 @@ def test_the_command_line_writes_a_folder_and_says_what_is_wrong(tmp_path: Path)
     assert all(len(line) <= 80 for line in made.output.splitlines() if "written to" not in line and "/" not in line)
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"findings.json"}
     for arguments, words in (
-        (["audit"], "either the folder of a run"),
+        (["audit"], "give one of these: the folder of a run"),
         (["audit", "--config", str(toml), "--round", "5"], "no round 5"),
         (["audit", "--config", str(double)], "in float64"),
         (["audit", str(tmp_path / "nothing")], "holds no run"),

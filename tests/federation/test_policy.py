@@ -599,13 +599,13 @@ def test_nothing_leaves_where_the_ledger_cannot_be_written(tmp_path: Path) -> No
 def test_the_owner_of_a_site_decides_before_the_app_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("node", "environment", "app"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "policy.toml").write_text(f'methods = ["sums", "{name}"]')
+        (tmp_path / name / "policy.toml").write_text(f'methods = ["sums", "{name}:Method"]')
     asked = tmp_path / "app" / "policy.toml"
-    assert Site.of({}, policy=asked).policy.methods[1] == "app"
+    assert Site.of({}, policy=asked).policy.methods[1] == "app:Method"
     monkeypatch.setenv("NTKFL_POLICY", str(tmp_path / "environment" / "policy.toml"))
-    assert Site.of({}, policy=asked).policy.methods[1] == "environment"
+    assert Site.of({}, policy=asked).policy.methods[1] == "environment:Method"
     found = Site.of({"policy": str(tmp_path / "node" / "policy.toml"), "partition-id": 3}, policy=asked)
-    assert found.policy.methods[1] == "node"
+    assert found.policy.methods[1] == "node:Method"
     assert found.ledger.folder == tmp_path / "node" / "ledger" / "3"
     with pytest.raises(NTKFLError, match="no such file"):
         Site.of({"policy": str(tmp_path / "gone.toml")})

@@ -21,7 +21,7 @@ FEATURES = ("age", "crp mg/l", "Hb")
 SIZES = np.array([10.0, 500.0, 0.01])
 
 
-def write_table(path: Path, features: tuple[str, ...] = FEATURES, rows: int = 120) -> Path:
+def write_table(path: Path, features: tuple[str, ...] = FEATURES, rows: int = 400) -> Path:
     """Columns of sizes far apart and far from 0; the label follows from `age` alone."""
     draw = np.random.default_rng(0)
     z = draw.standard_normal((rows, len(FEATURES)))

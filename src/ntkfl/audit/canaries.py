@@ -19,7 +19,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from ntkfl.federation.build import build_model, load_data
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.simulation import Simulation
 from ntkfl.methods import ClientRound, State, Task
-from ntkfl.methods.base import Outcome, Round
+from ntkfl.methods.base import Outcome, Round, adds_noise
 from ntkfl.methods.sums.noisy_sums import NoisyIntegers, NoisySums
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
@@ -95,8 +95,9 @@ def audit_canaries(
     every canary a round, and `canaries` × d numbers.
     """
     method, privacy = config.built_method, config.settled[0]
-    if not isinstance(method, NoisySums) or privacy.epsilon is None:
+    if not adds_noise(method) or privacy.epsilon is None:
         raise ConfigError(f"canaries test a promise of ε, and {method.name} makes none here: set epsilon")
+    method = cast(NoisySums, method)
     data = data or load_data(config)
     data = data.hold_out(config.hold_out, seed=config.seed)[0] if config.hold_out else data
     coins = np.random.default_rng(seed).random(canaries) < 0.5

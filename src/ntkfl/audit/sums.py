@@ -13,7 +13,6 @@ import math
 from collections.abc import Sequence
 
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
 from ntkfl.audit.analytic import LinearLayer, linear_layers
@@ -24,8 +23,14 @@ from ntkfl.audit.measures import relative_error
 from ntkfl.audit.membership import by_scores, matched
 from ntkfl.audit.received import ReceivedSums, local_models, sums_of, total_of
 from ntkfl.audit.reconstruction import score_pictures
+from ntkfl.extras import missing
 from ntkfl.tangent.losses import per_sample
 from ntkfl.tangent.parameters import evaluating
+
+try:
+    from scipy.optimize import nnls
+except ImportError:
+    raise missing("the audit", "audit") from None
 
 _CLIENTS = 5  # whose own sums are attacked
 _ASKED = 2000  # records that membership is tried on, in all sums of a role

@@ -58,7 +58,7 @@ def new(
         path.write_text(text.replace("{package}", package).replace("{name}", folder.name))
     (folder / package / "__init__.py").touch()
     start, command = (
-        ("task.py", "flwr run . --stream")
+        ("task.py", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 flwr run . --stream")
         if flower
         else ("data.py", "ntkfl train --config config.toml --out runs/first")
     )

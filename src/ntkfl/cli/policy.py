@@ -44,6 +44,8 @@ def new(path: File = Path("policy.toml")) -> None:
     try:
         with open(path, "x") as file:
             file.write(TEMPLATE.format(code=running_code()["ntkfl"]))
+    except FileNotFoundError:
+        raise ConfigError(f"no folder {path.parent}: make it first, for the owner of the SuperNode alone") from None
     except FileExistsError:
         raise ConfigError(f"{path} is there already: edit it, or choose another name") from None
     typer.echo(f"wrote {path}: edit it, then start the SuperNode with --node-config 'policy=\"{path.resolve()}\"'")

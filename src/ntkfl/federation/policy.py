@@ -22,9 +22,9 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from ntkfl.errors import ConfigError, MessageError, Refused
+from ntkfl.errors import ConfigError, MessageError, Refused, unknown
 from ntkfl.federation.config import build_method, describe_method
-from ntkfl.methods import Method
+from ntkfl.methods import METHODS, Method
 from ntkfl.methods.averaging.centralized import Samples
 from ntkfl.methods.base import adds_noise
 from ntkfl.methods.combinations import settle
@@ -159,6 +159,11 @@ class Policy(Options):
             limits = dict(limits)
             values = {**values, "code": limits.pop("code"), "privacy": limits}
         return values
+
+    def model_post_init(self, _: object) -> None:
+        for name in self.methods:
+            if not is_code(name) and name not in (*METHODS, *SENT, FLOWER):
+                raise unknown("method or kind of reply", name, (*METHODS, *SENT, FLOWER))
 
     @staticmethod
     def read(path: Path) -> Policy:

@@ -157,6 +157,10 @@ class Simulation:
     ) -> None:
         if not isinstance(method, Method):
             raise ConfigError(f"method must be an instance such as ntkfl.methods.NTKFL(), not {method!r}")
+        if not isinstance(data, Federated):
+            raise ConfigError(
+                f"data must be dealt to clients, as by dataset.partition(…) or from_clients: not {data!r:.60}"
+            )
         self.privacy, self.robust = settle(method, privacy, robust)
         self.model, self.all_data, self.seed, self.hold_out = model, data, seed, hold_out
         self.data, held = data.hold_out(hold_out, seed=seed) if hold_out else (data, None)

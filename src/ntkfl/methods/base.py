@@ -25,6 +25,7 @@ from pydantic import ConfigDict, Field, PlainSerializer
 from torch import Tensor, nn
 
 from ntkfl.methods.replies import Reply, Update
+from ntkfl.methods.robust import Robust
 from ntkfl.methods.task import ClientRound, State, Task
 from ntkfl.options import Options
 from ntkfl.privacy.settings import Privacy
@@ -86,6 +87,14 @@ class Method(Options):
     def _fitted(self, model: nn.Module, outputs: int, everyone: bool) -> Self:
         """A copy with options that follow from these in place of those nobody gave; itself where none do."""
         return self
+
+    @classmethod
+    def _elsewhere(cls, name: str) -> str:
+        for section in (Privacy, Robust):
+            if name in section.model_fields:
+                where = section.__name__.lower()
+                return f"give it beside the method, as {where}={section.__name__}({name}=…); in TOML under [{where}]"
+        return ""
 
     def start(self, task: Task, weights: Tensor) -> State:
         """The server's state before the first round; lines about what the network decides go to `task.notes`."""

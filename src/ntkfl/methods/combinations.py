@@ -33,6 +33,10 @@ def settle(
 
     `robust="on"` is every bound there is on what this method's clients send; None is no bound, as in the papers.
     """
+    if not isinstance(privacy, Privacy | None):
+        raise ConfigError(f"privacy must be ntkfl.methods.Privacy(…), not {privacy!r:.60}")
+    if not isinstance(robust, Robust | None) and robust != "on":
+        raise ConfigError(f'robust must be "on" or ntkfl.methods.Robust(…), not {robust!r:.60}')
     own = privacy_of(method, privacy)
     if robust == "on":
         single = not (own.secure_sum or adds_noise(method))  # what one client sent is seen, and may be compared
