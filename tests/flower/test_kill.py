@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,15 +12,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from ntkfl.federation.policy import Policy, Terms
+from ntkfl.federation.policy import Agreed, Policy
 from ntkfl.flower import Strategy, reply
 from ntkfl.methods import Privacy, PrivateSums
+from ntkfl.methods.combinations import settle
 from ntkfl.privacy.ledger import Ledger, LedgerEntry, spent_in_year
 from tests.flower.cases import perceptron, samples
 from tests.flower.test_superlink import free_port, wait
@@ -32,6 +33,7 @@ POLICY = 'methods = ["sums"]\n[privacy]\nepsilon_per_run = 9.0\nepsilon_per_year
 APP = """[project]
 name = "kill"
 version = "1.0.0"
+description = "Replies that can be held."
 license = "Apache-2.0"
 dependencies = []
 [tool.flwr.app]
@@ -119,6 +121,17 @@ class Fleet:
             ledger.read()
         return ledger.entries
 
+    def history(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "run" / "history.jsonl").read_text().splitlines()]
+
+    def check_epsilon(self) -> None:
+        """After each reply as the accountant has it for so many, and at the end what the run was given."""
+        agreed = Agreed(PrivateSums(), settle(PrivateSums(), PRIVACY)[0])
+        expected = [Policy.read(self.folder / "policy.toml").epsilon(agreed, n + 1) for n in range(ROUNDS)]
+        for number in range(2):
+            assert [e.epsilon for e in self.ledger(number) if e.what == "reply"] == expected
+        assert expected[-1] == pytest.approx(8.0, abs=1e-3)
+
     def rounds(self, number: int) -> list[int]:
         return [entry.round for entry in self.ledger(number) if entry.what == "reply"]
 
@@ -146,6 +159,36 @@ def test_a_supernode_killed_before_its_reply_leaves_goes_on_with_its_ledger(flee
     (fleet.folder / "hold-1").unlink()
     fleet.start("1")
     fleet.until((fleet.folder / "run.done").exists)
-    history = [json.loads(line) for line in (fleet.folder / "run" / "history.jsonl").open()]
-    print([(r["round"], r.get("failed")) for r in history], fleet.rounds(0), fleet.rounds(1))
-    print([(e.what, e.node[:4], e.round, e.epsilon) for e in fleet.ledger(1)])
+    assert all(fleet.rounds(number) == [1, 2, 3, 4] for number in range(2))  # the lost reply counts, and none twice
+    assert [len(r.get("failed", ())) for r in fleet.history()] == [0, 1, 1, 1]  # Flower asks the dead node for a while
+    fleet.check_epsilon()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_superlink_killed_in_a_round_is_followed_by_a_run_that_goes_on(fleet: Fleet) -> None:
+    """Flower's state was in memory: its run is gone, and its SuperNodes end. What is done is on the disk."""
+    fleet.run()
+    fleet.until(lambda: fleet.rounds(0) == fleet.rounds(1) == [1])
+    for number in range(2):
+        (fleet.folder / f"hold-{number}").touch()
+    fleet.until(lambda: fleet.rounds(0) == fleet.rounds(1) == [1, 2])
+    fleet.kill("link")
+    for number in range(2):
+        (fleet.folder / f"hold-{number}").unlink()
+    fleet.start("link")
+    for name in "01":
+        fleet.until(lambda name=name: fleet.processes[name].poll() is not None)  # type: ignore[misc]
+        fleet.start(name)
+    fleet.run()
+    fleet.until((fleet.folder / "run.done").exists)
+    assert [r["round"] for r in fleet.history()] == [1, 2, 3, 4]  # round 2 with the replies that were kept
+    assert not any(r.get("failed") for r in fleet.history())
+    assert all(fleet.rounds(number) == [1, 2, 3, 4] for number in range(2))
+    fleet.check_epsilon()
+    fleet.run("another")
+    fleet.until((fleet.folder / "another.done").exists)
+    for number in range(2):
+        entries = fleet.ledger(number)
+        assert len({entry.run for entry in entries}) == 2
+        assert spent_in_year(entries, time.time()) == pytest.approx(16.0, abs=1e-3)
