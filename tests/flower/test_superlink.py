@@ -27,6 +27,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def environment(home: Path, at: str) -> dict[str, str]:
+    """Of Flower's processes: `here` is the SuperLink at this address, and our packages and tests can be imported."""
+    here = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{at}"\ninsecure = true\n'
+    (home / "config.toml").write_text(here)
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    bin_first = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    own = {"FLWR_HOME": str(home), "PYTHONPATH": path, "PATH": bin_first, "FLWR_TELEMETRY_ENABLED": "0"}
+    return {**os.environ, **own}
+
+
 @contextmanager
 def running(name: str, *arguments: str, log: Path, env: dict[str, str]) -> Iterator[None]:
     """A process of Flower's beside this interpreter, with those it starts, until the block ends."""
@@ -51,12 +61,7 @@ def test_supernodes_end_where_one_process_does(tmp_path: Path) -> None:
     for folder in (log, home, out):
         folder.mkdir()
     at = fleet = f"127.0.0.1:{port}"
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{at}"\ninsecure = true\n'
-    )
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    bin_first = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "FLWR_HOME": str(home), "PYTHONPATH": path, "PATH": bin_first, "FLWR_TELEMETRY_ENABLED": "0"}
+    env = environment(home, at)
     with ExitStack() as stack:
         link = ["--host", "127.0.0.1", "--port", str(port)]
         if int(version("flwr").split(".")[1]) < 41:  # nodes have a port of their own there

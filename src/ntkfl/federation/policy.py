@@ -248,15 +248,17 @@ class Site:
     ) -> Site:
         """The site of the policy that its owner set: `policy` in Flower's --node-config, or NTKFL_POLICY; or the app.
 
-        Its ledger is the folder `ledger` beside the file, one for each partition where nodes have these.
+        Its ledger is the folder `ledger` beside the file, one for each partition where nodes have these. There a
+        partition is the node of the ledger: a SuperNode that starts anew has another id, and goes on with its entries.
         """
         found = node_config.get("policy") or os.environ.get(ENVIRONMENT) or policy
         if not found:
             _say_once("no policy.toml: as in a simulation all but samples may leave; `ntkfl policy new` writes one")
             return Site(None, MemoryLedger({} if memory is None else memory), str(node))
         path = Path(str(found))
-        folder = path.parent / FOLDER / str(node_config.get("partition-id", ""))
-        return Site(Policy.read(path), Ledger(folder), str(node))
+        partition = str(node_config.get("partition-id", ""))
+        ledger = Ledger(path.parent / FOLDER / partition)
+        return Site(Policy.read(path), ledger, f"partition-{partition}" if partition else str(node))
 
     def admit(self, terms: Terms, run: object, shuffler: str = "", seeded: bool = False) -> Agreed:
         """What the terms build, if the policy allows them; once per run it prints what is about to be promised.
@@ -342,7 +344,8 @@ class Site:
         if entry.question != sha256(question):
             raise _refused(f"{where} was answered to another question")
         if entry.node != self.node:
-            raise _refused(f"{where} was answered by node {entry.node}: give each SuperNode a policy folder")
+            by = f"was answered by node {entry.node}, and this is {self.node}"
+            raise _refused(f"{where} {by}: give each SuperNode a policy folder of its own, and a partition-id to keep")
 
     def _next(self, terms: Terms, agreed: Agreed, run: str, round: int, past: list[LedgerEntry]) -> float | None:
         """ε of the run after one more answer, where there may be one."""

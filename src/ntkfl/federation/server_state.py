@@ -49,8 +49,8 @@ class ServerState:
         self.average = RunningAverage(self.flat_weights(), method.average)
 
     def advance(self, outcome: Outcome) -> None:
-        """Take over what a round ended with."""
-        self.state = outcome.state
+        """Take over what a round ended with, by name as `restore` does: a question asked again has the same bytes."""
+        self.state = dict(sorted(outcome.state.items()))
         if outcome.passed is not None:
             self.average.add(self.flat_weights(outcome.passed))
         own = self.flat_weights(outcome.reported)
@@ -107,7 +107,7 @@ class ServerState:
         if any(name not in placed or placed[name].shape != shape for name, shape in own.items()):
             raise RunFolderError("the checkpoint is not of this model: it cannot be resumed from")
         self.average.settled, self.average.count = placed["averaged"], int(placed["averages"])
-        self.state = {k.removeprefix("state/"): t for k, t in placed.items() if k.startswith("state/")}
+        self.state = {k.removeprefix("state/"): t for k, t in sorted(placed.items()) if k.startswith("state/")}
         self.average.tentative = self.flat_weights() if bool(placed["tentative"]) else None
 
 
