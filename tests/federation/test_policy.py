@@ -334,7 +334,7 @@ def test_a_loss_that_nobody_vouches_for_voids_epsilon(tmp_path: Path, monkeypatc
 
 
 def by_accountant(deviations: dict[float, int], delta: float) -> float:
-    """ε of Gaussian noise of so many standard deviations per change, so often, by Google's library."""
+    """ε of repeated Gaussian noise, its width given in units of the change, by Google's library."""
     accounting = pytest.importorskip("dp_accounting", reason="needs the extra audit")
     accountant = accounting.rdp.RdpAccountant()
     for deviation, times in deviations.items():
@@ -360,8 +360,8 @@ def test_the_epsilon_of_a_site_is_what_another_library_makes_of_its_noise(noise_
 def test_epsilon_covers_whatever_the_network_lets_the_first_round_release(
     rounds: int, whitens: bool, rate: float
 ) -> None:
-    """The share for moments of inputs goes to the gradients where there are none to send. A site does not know: under
-    credit for sampling, which counts for nothing here, one cost 4.4 where the other said 1.4.
+    """Without moments of inputs to send, their share of the budget goes to the gradients. A site cannot know which of
+    the two it is, so its ε covers both (once, with credit for sampling, it said 1.4 where the run cost 4.4).
     """
     method = PrivateSums(input_share=0.9)
     own = agreed(method, epsilon=1.0, sampling_rate=rate)

@@ -314,5 +314,5 @@ def test_a_message_of_another_strategy_is_no_question() -> None:
 
     grid = grid_of(perceptron, samples())
     message = Message(RecordDict({"arrays": ArrayRecord()}), dst_node_id=10, message_type="train")
-    with pytest.raises(Exception, match="none of ntkfl's: do both ends use"):
+    with pytest.raises(Exception, match="not an ntkfl message: do both ends use"):
         grid.apps[10](message, grid.contexts[10])

@@ -149,7 +149,7 @@ def test_a_client_that_fails_costs_the_round_and_the_run_goes_on(
 
         grid.apps[101] = sometimes  # type: ignore[assignment]
         assert rounds_played(strategy_of(made), grid, 3) == [1, 3]
-        assert "no receipt of the shuffler's" in caplog.text
+        assert "a receipt that the shuffler did not sign" in caplog.text
         assert "2 clients have sent rows; release needs at least 3" in caplog.text
 
 

@@ -53,7 +53,7 @@ def clipped_tails(sigma: float, size: int, *rest: object) -> Integers:
 
 
 def dropped_client(clients: int = CLIENTS) -> Sampler:
-    """Of so many clients that draw in turn, the first forgets its noise."""
+    """Clients draw their noise in turn; the first one forgets to."""
     numbers = count()
 
     def drawn(sigma: float, size: int, *rest: object) -> Integers:

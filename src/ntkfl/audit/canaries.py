@@ -147,7 +147,7 @@ def one_run_bound(scores: Floats, coins: NDArray[np.bool_], delta: float, error:
         correct = int(((scores[surest] > 0) == coins[surest]).sum())
 
         def chance(epsilon: float, r: int = guesses, v: int = correct) -> float:
-            """Of so many correct guesses under (ε, δ), at most: P(B ≥ v) + 2mδ max_i P(v > B ≥ v − i) / i."""
+            """Bound on P(v of r guesses right) under (ε, δ): P(B ≥ v) + 2mδ max_i P(v > B ≥ v − i) / i."""
             q = 1 / (1 + math.exp(-epsilon))
             below = np.cumsum(binom.pmf(np.arange(v - 1, -1, -1), r, q)) / np.arange(1, v + 1)
             return float(binom.sf(v - 1, r, q) + 2 * m * delta * below.max(initial=0.0)) - error / 2

@@ -49,7 +49,7 @@ def check_positive(name: str, value: object) -> None:
 
 
 def check_enough(rows: int, clients: int, each: int = 1) -> None:
-    """Raise unless every client can have so many rows, or shards, of its own."""
+    """Raise unless every client can have `each` rows, or shards, of its own."""
     if rows < clients * each:
         raise ConfigError(f"{clients} clients of at least {each} cannot share {rows} samples: use fewer clients")
 

@@ -194,7 +194,7 @@ class RunConfig(Options):
         return config
 
     def with_cohort(self, clients: int) -> RunConfig:
-        """With all of so many clients in a round, where they are fewer than the default and no number was given."""
+        """With all `clients` in each round, if they are fewer than the default and no number was given."""
         if "clients_per_round" in self.model_fields_set:
             return self
         there = max(1, clients - self.hold_out)

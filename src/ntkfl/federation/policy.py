@@ -211,7 +211,7 @@ class Policy(Options):
         return self.privacy.delta if self.privacy else agreed.privacy.delta
 
     def epsilon(self, agreed: Agreed, answers: int) -> float | None:
-        """ε of a record after so many answers; None where this site adds no noise.
+        """ε of a record after this many `answers`; None where this site adds no noise.
 
         ρ of a release falls with the number of clients whose noise counts. Those of others count in a secure sum
         alone: elsewhere the server sees this site's reply. Noise that hides a whole client, whose contribution is

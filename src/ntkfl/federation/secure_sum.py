@@ -127,7 +127,7 @@ class SumSchema:
         return to_words(np.concatenate(parts), self.scales(), randomness.uniforms("rounding", self.numbers))
 
     def decode(self, total: Words, clients: int) -> tuple[dict[str, Tensor], int]:
-        """(the sums by name, float64; how many clients were bounded) of a total of so many clients.
+        """(the sums by name, float64; how many clients were bounded) of the total of `clients` clients.
 
         `MessageError` where a number is larger than that many clients that keep to the limits can make it.
         """

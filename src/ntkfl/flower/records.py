@@ -32,17 +32,17 @@ def content(notes: Notes, payload: bytes | None = None) -> RecordDict:
 
 
 def payload_of(message: Message) -> bytes:
-    """The bytes of `wire` in a message; `MessageError` where there are none."""
+    """The bytes of `wire` in a message; raises `MessageError` if the message has no such field."""
     array = message.content.array_records.get(MESSAGE, ArrayRecord()).get("message")
     if array is None or array.stype != _STYPE:
-        raise MessageError("a Flower message that is none of ntkfl's: do both ends use ntkfl.flower?")
+        raise MessageError("not an ntkfl message: do both ends use ntkfl.flower?")
     return array.data
 
 
 def notes_of(message: Message) -> ConfigRecord:
-    """The plain values beside the bytes; `MessageError` where the message is not ours."""
+    """The plain values beside the bytes; raises `MessageError` if it is not an ntkfl message."""
     if NOTES not in message.content:
-        raise MessageError("a Flower message that is none of ntkfl's: do both ends use ntkfl.flower?")
+        raise MessageError("not an ntkfl message: do both ends use ntkfl.flower?")
     return message.content.config_records[NOTES]
 
 

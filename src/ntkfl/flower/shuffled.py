@@ -215,7 +215,7 @@ class FlowerShuffler(ShuffledTransport):
         try:
             check_receipt(receipt, self.peers.key_of("shuffler"), self.federation, self.run, announced)
         except TrustError:
-            traffic.failed[str(node)] = "handed back something that is no receipt of the shuffler's"
+            traffic.failed[str(node)] = "returned a receipt that the shuffler did not sign for these rows"
             return False
         return True
 

@@ -125,7 +125,7 @@ class Reply:
     def from_total(
         cls, method: Method, task: Task, question: Message, total: Mapping[str, Tensor], clients: int
     ) -> Self:
-        """The one reply that stands for the sum of so many clients' addends (float64, on the CPU)."""
+        """The reply that holds the sum of the clients' addends (float64, on the CPU)."""
         raise ConfigError(f"replies of kind {cls.kind!r} do not add up: leave secure_sum out")
 
 

@@ -139,7 +139,7 @@ class Ledger:
         return path.read_bytes() if path.is_file() else None
 
     def _place(self, run: str) -> Path:
-        return self.folder / REPLIES / sha256(run.encode())[:32]  # a run's name is no name of a file
+        return self.folder / REPLIES / sha256(run.encode())[:32]  # any text names a run, but not a file
 
 
 class MemoryLedger(Ledger):

@@ -26,8 +26,7 @@ _LEAST_WIDTH = 8.0  # sums of narrower discrete Gaussians are not nearly one
 def integer_change(
     sizes: Sequence[int], counted: bool = False, grains: int = GRAINS, rounding: float = ROUNDING
 ) -> float:
-    """Δ: the 2-norm by which a record or a client changes arrays of so many integers each, and with `counted` the
-    count.
+    """Δ: the 2-norm by which a record or a client changes arrays of these `sizes`, and with `counted` the count.
 
     Before rounding it changes each array by a norm of at most 1. Two real vectors that are a distance apart and rounded
     by the same draws are at most √numbers further apart.
@@ -85,7 +84,7 @@ class SumBudget:
         return self._width(change, self.once)
 
     def spent(self, rounds: int, rate: float | None = None) -> float:
-        """ε after so many rounds; at `rate` 1, of a client that was in all of them."""
+        """ε after `rounds` rounds; at `rate` 1, of a client that was in all of them."""
         return spent(self.releases(rounds), self.delta, self.rate if rate is None else rate)
 
     def releases(self, rounds: int) -> list[Release]:

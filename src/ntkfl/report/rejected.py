@@ -12,7 +12,7 @@ _REASONS = 8  # of a kind, told apart; the rest together
 _REST = "other reasons"
 _LONGEST = 120  # characters of a reason: a client may say anything
 
-# What is counted: the kind as the page says it, the record's field, and what there are so many of.
+# What is counted: the kind as the page says it, the record's field, and the unit it is counted in.
 KINDS = (
     ("rejected", "rejected", "rows"),
     ("rows made up", "made_up_rows", "rows"),

@@ -98,7 +98,7 @@ def test_a_fisher_information_that_is_none_is_refused() -> None:
         replies = replies_of(method, task, clients)
         name = next(name for name in replies[0].arrays if "/" in name or name == "fisher")
         values = replies[0].arrays[name]
-        with pytest.raises(MessageError, match=r"is no factor|no diagonal"):
+        with pytest.raises(MessageError, match=r"is no factor|must be a diagonal"):
             receive(method, task, FisherUpdate({**replies[0].arrays, name: values[..., :-1]}).message(1))
         conversation = method.round(task, method.start(task, task.like), 1, [0, 1, 2])
         next(conversation)

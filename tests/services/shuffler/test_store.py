@@ -23,7 +23,7 @@ def test_terms_that_make_no_batch_are_refused(terms: dict[str, int]) -> None:
 
 
 def test_no_more_clients_answer_than_were_asked() -> None:
-    """A secure sum has room for so many, and no more."""
+    """A secure sum has room for the clients it was opened for, and no more."""
     shuffler = BatchStore()
     shuffler.open(batch(clients=3), DIGEST)
     submit_all(shuffler, names=NAMES[:3])

@@ -72,7 +72,7 @@ class FisherUpdate(Update):
         everything = torch.arange(like.numel(), device=like.device)
         if _DIAGONAL in arrays:
             if arrays.keys() != {_DIAGONAL} or arrays[_DIAGONAL].shape != like.shape:
-                raise MessageError(f"a Fisher information that is no diagonal of {like.numel()} weights")
+                raise MessageError(f"the Fisher information must be a diagonal of {like.numel()} numbers")
             return Fisher([], everything, arrays[_DIAGONAL])
         shaped = Sums({GRADIENT: like, **arrays}).layers()
         blocks = []

@@ -111,8 +111,8 @@ class NTKFL(Method):
         return TangentRows.of(task, w, client.x, client.y, self.form)
 
     def evolve(self, task: Task, rows: Gathered, times: Sequence[float], most_products: int | None = None) -> Evolution:
-        """The flow of these rows' outputs from f0 towards their labels up to each of the times, with at most so many
-        kernel products.
+        """The flow of these rows' outputs from f0 towards their labels up to each of the times, with at most
+        `most_products` kernel products.
         """
         f0, y = rows.f0, rows.y
         if self.prior and self.loss == "ce":

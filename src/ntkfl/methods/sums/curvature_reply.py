@@ -139,7 +139,7 @@ class Total(NamedTuple):
 
 
 def add_up(replies: list[CurvatureSums], like: Tensor, losses: int, single: bool) -> Total:
-    """The total of replies with so many losses each, on the device and in the type of `like`.
+    """The total of replies with `losses` losses each, on the device and in the type of `like`.
 
     Replies are let go one after the other: but for the gradients that `single` keeps, nothing grows with their number.
     """

@@ -29,7 +29,7 @@ class LastLayer(NamedTuple):
 
 
 def last_layer(model: nn.Module, outputs: int) -> LastLayer:
-    """The last linear layer with so many outputs, which must train with its bias."""
+    """The last linear layer with `outputs` outputs, which must train with its bias."""
     parameters = trainable(model)
     names, slices = {id(p): name for name, p in parameters.items()}, column_slices(parameters)
     for module in reversed([m for m in model.modules() if isinstance(m, nn.Linear)]):
@@ -39,7 +39,7 @@ def last_layer(model: nn.Module, outputs: int) -> LastLayer:
 
 
 def trains_alone(model: nn.Module, outputs: int) -> bool:
-    """Whether nothing but a linear layer with so many outputs trains."""
+    """Whether nothing trains but one linear layer with `outputs` outputs."""
     own = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == outputs]
     trained = {id(p) for p in trainable(model).values()}
     return any(trained <= {id(p) for p in module.parameters()} for module in own)

@@ -128,7 +128,7 @@ class NoisySums(Method):
     # -- How wide the noise is, and what it costs --------------------------------------------------------------------
 
     def releases(self, privacy: Privacy, rounds: int) -> list[Release]:
-        """ρ of so many rounds, at most, by the noise of `noise_clients` clients; none without ε.
+        """Upper bound on ρ of `rounds` rounds with the noise of `noise_clients` clients; empty without ε.
 
         Whether the first round releases more is the network's: with credit for sampling either may cost more in all.
         """
@@ -148,7 +148,7 @@ class NoisySums(Method):
         return SumBudget(privacy.epsilon, privacy.delta, privacy.budget_rounds, self.once(task), *shared)
 
     def widths(self, task: Task, numbers: Mapping[str, int]) -> dict[str, float]:
-        """σ of the noise that each client adds to arrays of so many integers; 0 without ε."""
+        """σ of the noise that each client adds to arrays with these `numbers` of integers; 0 without ε."""
         if (budget := self.budget(task)) is None:
             return dict.fromkeys(numbers, 0.0)
         wide = dict[str, float]()
@@ -248,12 +248,12 @@ def unit_of(method: Method) -> str:
 
 
 def releases_of(method: Method, privacy: Privacy, rounds: int) -> list[Release]:
-    """ρ of what so many rounds release; none of a method that adds no noise."""
+    """ρ of what `rounds` rounds release; empty for a method without noise."""
     return method.releases(privacy, rounds) if isinstance(method, NoisySums) else []
 
 
 def promises(method: Method, task: Task, cohort: int, rounds: int) -> list[str]:
-    """What a simulation of so many rounds, with so many clients each, promises, and under which conditions.
+    """The guarantee of a simulation with `rounds` rounds of `cohort` clients, and its conditions.
 
     `ConfigError` where ε is for fewer rounds, or counts on more clients.
     """

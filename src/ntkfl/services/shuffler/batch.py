@@ -21,7 +21,7 @@ class Batch:
     """
 
     key: BatchKey
-    clients: int  # asked; what one more sends is refused, so a secure sum of so many cannot overflow
+    clients: int  # asked; one more is refused, so that their secure sum cannot overflow
     max_rows: int  # of each client, exactly
     row_bytes: int  # of every sealed row, exactly
     min_clients: int  # distinct clients below which nothing is released, ever

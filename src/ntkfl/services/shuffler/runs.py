@@ -63,7 +63,7 @@ class Runs:
         try:
             names = parse_json(self._key_server.ask("GET", "/v1/revoked", most=_MOST_LIST).text)
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                raise ValueError("its answer is no list of names")
+                raise ValueError("it must answer with a list of names")
         except (NTKFLError, ValueError) as error:
             raise Refused("busy", f"the key server does not say who is revoked: {error}") from None
         return names

@@ -185,7 +185,7 @@ class BatchStore:
             return masks
 
     def forget(self, key: BatchKey) -> None:
-        """Delete a batch's released rows and masks: the aggregator has them. Harmless where there are none."""
+        """Delete a batch's released rows and masks: the aggregator has them. Does nothing if the batch holds none."""
         with self._transaction() as db:
             if db.execute("SELECT state FROM batches WHERE number = ?", (key.number,)).fetchone() == ("open",):
                 raise Refused("not-ready", "this batch is not released yet; cancel it to be rid of it")
