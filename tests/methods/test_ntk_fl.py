@@ -75,14 +75,14 @@ def test_a_round_is_the_box(kernel: str, form: str) -> None:
 
 def test_one_round_is_the_stages_by_hand(digits: ntkfl.data.Federated) -> None:
     """Concatenated Jacobians, one evolution, the candidate with the least loss over the cohort's own data."""
-    method = Whole(steps=(20.0, 200.0, 4000.0), average=0, label_smoothing=0.2)
+    method = Whole(steps=(20.0, 200.0, 2000.0), average=0, label_smoothing=0.2)
     finished = run(digits, method, rounds=1)
     model = net()
     batches = [digits.client(i) for i in finished.history[0]["clients"]]
     x, y = torch.cat([b[0] for b in batches]), torch.cat([b[1] for b in batches])
     J = ntkfl.concatenate([ntkfl.jacobian(model, b[0]) for b in batches])
     smoothed = 0.8 * nn.functional.one_hot(y, 10) + 0.02
-    e = ntkfl.evolve(J, model(x).detach(), smoothed, lr=0.01, steps=(20.0, 200.0, 4000.0), rtol=Whole.tolerance)
+    e = ntkfl.evolve(J, model(x).detach(), smoothed, lr=0.01, steps=(20.0, 200.0, 2000.0), rtol=Whole.tolerance)
     losses = []
     for i in range(3):
         candidate = copy.deepcopy(model)

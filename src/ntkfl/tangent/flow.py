@@ -6,6 +6,7 @@ multiplies each entry of U_Gᵀ g U_A by φ = (1 − e^{−t(μΛ + δ)}) / (μ�
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import NamedTuple
@@ -129,6 +130,7 @@ class Flow:
         gradient = sums.arrays[GRADIENT] / samples
         layers = sums.layers()
         self._columns = gradient
+        self._samples = float(samples)
         self._parts: list[tuple[Layer, Eigen, Eigen, Tensor]] = []
         for shaped in layers:
             groups, n, m = shaped.shape
@@ -165,13 +167,13 @@ class Flow:
         """
         squares = self._columns.new_zeros(len(gradients))
         for layer, A, G, _ in self._parts:
-            phi = _phi(mu * G.spectrum.unsqueeze(2) * A.spectrum.unsqueeze(1) + delta, time)
+            phi = _phi(mu * G.spectrum.unsqueeze(2) * A.spectrum.unsqueeze(1) + delta, time, self._samples)
             for i, gradient in enumerate(gradients):
                 moved = _rotated(layer.matrices(gradient, len(A.values), G.size), A, G) * phi
                 squares[i] += moved.square().sum()
         if len(self._rest):
             rest = torch.stack([gradient[self._rest] for gradient in gradients])
-            squares += (rest * _phi(mu * self._squares + delta, time)).square().sum(1)
+            squares += (rest * _phi(mu * self._squares + delta, time, self._samples)).square().sum(1)
         return squares.sqrt()
 
     def change(self, time: float | None, mu: float, delta: float) -> Tensor:
@@ -183,11 +185,11 @@ class Flow:
         out, curvature = torch.zeros_like(self._columns), 0.0
         for layer, A, G, rotated in self._parts:
             product = G.spectrum.unsqueeze(2) * A.spectrum.unsqueeze(1)
-            moved = rotated * _phi(mu * product + delta, time)
+            moved = rotated * _phi(mu * product + delta, time, self._samples)
             curvature += float((product * moved.square()).sum(dtype=torch.float64))
             layer.write(out, -A.rows(G.rows(moved.mT).mT))
         if len(self._rest):
-            out[self._rest] = -self._columns[self._rest] * _phi(mu * self._squares + delta, time)
+            out[self._rest] = -self._columns[self._rest] * _phi(mu * self._squares + delta, time, self._samples)
             curvature += float((self._squares * out[self._rest].square()).sum(dtype=torch.float64))
         return out, curvature
 
@@ -197,10 +199,13 @@ def _rotated(matrices: Tensor, A: Eigen, G: Eigen) -> Tensor:
     return A.coordinates(G.coordinates(matrices.mT).mT)
 
 
-def _phi(rate: Tensor, time: float | None) -> Tensor:
+def _phi(rate: Tensor, time: float | None, samples: float) -> Tensor:
     """(1 − e^{−t·rate}) / rate, which is t where the rate is 0."""
     some = rate.clamp(min=torch.finfo(rate.dtype).tiny)
-    if time is None:  # the pseudo-inverse: what rounding made of no curvature counts as none
-        least = rate.amax() * rate.shape[-1] * torch.finfo(rate.dtype).eps
+    if time is None:
+        # The pseudo-inverse: what rounding made of no curvature counts as none. An eigenvalue of a factor of n rows,
+        # summed over N samples, is wrong by about (n + √N) ε of the largest.
+        lost = sum(rate.shape[-2:]) + 2 * math.sqrt(samples)
+        least = rate.amax() * lost * torch.finfo(rate.dtype).eps
         return torch.where(rate > least, 1 / some, 0)
     return torch.where(rate > 0, -torch.expm1(-time * some) / some, time)
