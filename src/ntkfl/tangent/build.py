@@ -27,6 +27,7 @@ def jacobian(
     plan: JacobianPlan | None = None,
     params: Mapping[str, Tensor] | None = None,
     create_graph: bool = False,
+    contract: Tensor | None = None,
 ) -> Jacobian:
     """Per-sample Jacobian J [N, d2, d] of `model`: [N, …] -> [N, d2] for the rows of x, in eval mode.
 
@@ -43,6 +44,8 @@ def jacobian(
         those not named keep their values.
     create_graph: gradients flow through J to `params`, to the model's parameters and to x, wherever they require them,
         from all that J gives (`kernel`, `jvp`, `vjp`, `product`, `gram`, `dense`). All rows are differentiated at once.
+    contract: S [N, c, d2]; the result is then S_i J_i of every sample, [N, c, d], in c backward passes in place of d2.
+        All rows are differentiated at once.
 
     Cost: a forward pass and d2 backward passes. Memory: N·(n_in + d2·n_out) numbers for a linear layer's factors, in
     place of N·d2·n_in·n_out, and at most N·d2·d; with `create_graph` also the graph of all passes.
@@ -57,11 +60,13 @@ def jacobian(
         if plan is not None:
             plan.check(model)
         try:
-            J = _in_chunks(model, x, plan or _checked_plan(model, x.detach(), form), chunk, params, create_graph)
+            J = _in_chunks(
+                model, x, plan or _checked_plan(model, x.detach(), form), chunk, params, create_graph, contract
+            )
         except OtherPaths:  # a plan of two samples does not hold for all
             if plan is not None or form != "auto":
                 raise
-            J = _in_chunks(model, x, _checked_plan(model, x.detach(), "dense"), chunk, params, create_graph)
+            J = _in_chunks(model, x, _checked_plan(model, x.detach(), "dense"), chunk, params, create_graph, contract)
     # A sum is finite unless an element is not (or it overflows: then the elements decide), and several times cheaper.
     sums = torch.stack([t.sum().isfinite() for t in J.tensors()])
     if not bool(sums.all()) and not all(bool(t.isfinite().all()) for t in J.tensors()):
@@ -149,6 +154,7 @@ def _in_chunks(
     chunk: int | None,
     params: Values | None = None,
     graph: bool = False,
+    contract: Tensor | None = None,
 ) -> BlockJacobian:
     """Piece after piece into tensors of the final size, so that no moment holds the Jacobian, or two pieces, twice."""
     fit = max(1, numbers_at_once(x) // plan.working)
@@ -156,10 +162,10 @@ def _in_chunks(
     rows = chunk or (fit if plan.chain is None or len(x) <= fit else max(1, fit // 2))
     if graph:
         with torch.enable_grad():
-            return compact(piece(model, x, plan, params, graph))
-    if len(x) <= rows:
+            return compact(piece(model, x, plan, params, graph, contract))
+    if len(x) <= rows or contract is not None:
         inputs = x.untyped_storage().data_ptr()
-        J = compact(piece(model, x, plan, params))
+        J = compact(piece(model, x, plan, params, contract=contract))
         return J.mapped(lambda t: t.clone() if t.untyped_storage().data_ptr() == inputs else t)
     whole: list[Tensor] = []
     for at in range(0, len(x), rows):

@@ -32,8 +32,8 @@ from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.factored import FactoredBlock
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.layers import EmbeddingBlock, ScaleBlock
-from ntkfl.tangent.losses import AnyLoss, find_loss
-from ntkfl.tangent.parameters import evaluating
+from ntkfl.tangent.losses import AnyLoss, Loss, find_loss
+from ntkfl.tangent.parameters import evaluating, trainable
 from ntkfl.tangent.passes import JacobianPlan
 from ntkfl.tangent.sums import (
     CONSTANT,
@@ -71,33 +71,36 @@ def curvature_sums(
 
     constant: False leaves out factors of inputs that do not depend on any trained weight (an earlier call has them).
     largest: the most rows of a factor that is kept whole, n(n+1)/2 numbers; of a larger one a sketch is, at most 257·n.
-    fisher: "exact" takes all columns of R_i, H_i = R_i R_iᵀ, the loss's own `hessian_root`. "mc" takes one random
-        column r_i in its place, E r_i r_iᵀ = H_i, so that every factor of outputs is right in the mean (A of weights
-        that positions share, too): for cross-entropy the gradient for a label drawn from the model's own prediction.
-        The work on factors falls by the number of columns; the Jacobian stays as it is. Gradients are exact in both.
+    fisher: "exact" takes all columns of the loss's `hessian_root` R_i, H_i = R_i R_iᵀ. "mc" takes one random column r_i
+        in its place, E r_i r_iᵀ = H_i, so that factors of outputs are right in the mean (A of weights that positions
+        share, too): for cross-entropy the gradient for a label drawn from the model's own prediction.
     generator: what "mc" draws with, on the model's device; by default PyTorch's own.
 
-    Cost: the Jacobian, and N·n² multiplications for a factor of n rows. Chunk by chunk, so that memory does not grow
-    with N.
+    Cost: a gradient pass for g; for the factors a forward pass and one backward pass for each column (one with "mc",
+    whatever the number of classes), and N·n² multiplications for a factor of n rows. Chunk by chunk, so that memory
+    does not grow with N.
     """
     if fisher not in FISHERS:
         raise unknown("fisher", fisher, FISHERS)
     criterion, sums = find_loss(loss), _Totals(largest)
-    squares = Y.new_zeros(plan.total)
-    layers: list[Layer] = []
-    for J, f, own in _chunks(model, x, Y, replace(plan, parts=[replace(part, dense=False) for part in plan.parts])):
-        sums.add(GRADIENT, -J.vjp(criterion.residual(f, own)))
+    squares, layers = Y.new_zeros(plan.total), list[Layer]()
+    whole = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
+    unmoved = {part.weight.start for part in plan.parts if part.weight is not None and part.constant}
+    columns = 2 if fisher == "mc" else plan.outputs
+    for batch, own in _chunks(x, Y, max(1, plan.working * columns // plan.outputs)):
+        f, gradient = _outputs_and_gradient(model, batch, own, criterion)
+        sums.add(GRADIENT, gradient)
         R = criterion.hessian_root(f, own) if fisher == "exact" else criterion.drawn_root(f, own, generator)
-        unmoved = {part.weight.start for part in plan.parts if part.weight is not None and part.constant}
+        J = jacobian(model, batch, plan=whole, contract=R.mT)  # Rᵀ J: [n, c, d]
+        assert isinstance(J, BlockJacobian)
         layers = []
         for block in J.blocks:
             if isinstance(block, FactoredBlock):
                 layers.append(layer_of(block))
-                sums.add_factors(layers[-1], block, R, layers[-1].weight[0] in unmoved, constant)
+                sums.add_factors(layers[-1], block, layers[-1].weight[0] in unmoved, constant)
             else:
                 assert isinstance(block, DenseBlock)
-                values = (R.mT @ block.values).square().sum((0, 1))
-                block.scatter(squares, values)
+                block.scatter(squares, block.values.square().sum((0, 1)))
     rest = uncovered(tuple(layers), plan.total, squares.device)
     beside = {REST: squares[rest]} if len(rest) else {}
     return Sums({SAMPLES: Y.new_tensor(len(x)), **sums.arrays, **beside})
@@ -106,8 +109,10 @@ def curvature_sums(
 def step_curvature(model: nn.Module, x: Tensor, Y: Tensor, change: Tensor, loss: AnyLoss, plan: JacobianPlan) -> Tensor:
     """N Δᵀ C Δ = Σ_i ‖R_iᵀ J_i Δ‖² over the rows of x, []: the curvature that a change Δ [d] of the weights meets."""
     criterion, total = find_loss(loss), change.new_zeros((), dtype=torch.float64)
-    for J, f, own in _chunks(model, x, Y, plan):
-        R = criterion.hessian_root(f, own)
+    for batch, own in _chunks(x, Y, plan.working):
+        J = jacobian(model, batch, plan=plan)
+        with evaluating(model), torch.no_grad():
+            R = criterion.hessian_root(model(batch), own)
         total += (R.mT @ J.jvp(change).unsqueeze(2)).square().sum(dtype=torch.float64)
     return total
 
@@ -124,17 +129,19 @@ def with_ones(seen: Tensor, block: FactoredBlock) -> Tensor:
     return seen if block.bias is None else F.pad(seen, (0, 1), value=1.0)
 
 
-def _chunks(
-    model: nn.Module, x: Tensor, Y: Tensor, plan: JacobianPlan
-) -> Iterator[tuple[BlockJacobian, Tensor, Tensor]]:
-    """The Jacobian, outputs and targets of as many rows at a time as are differentiated at once."""
-    rows = max(1, numbers_at_once(x) // plan.working)
-    for batch, own in zip(torch.split(x, rows), torch.split(Y, rows), strict=True):
-        J = jacobian(model, batch, plan=plan)
-        assert isinstance(J, BlockJacobian)
-        with evaluating(model), torch.no_grad():
-            f = model(batch)
-        yield J, f, own
+def _chunks(x: Tensor, Y: Tensor, working: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows and their targets, as many at a time as are differentiated at once where a row takes `working` numbers."""
+    rows = max(1, numbers_at_once(x) // working)
+    return zip(torch.split(x, rows), torch.split(Y, rows), strict=True)
+
+
+def _outputs_and_gradient(model: nn.Module, x: Tensor, Y: Tensor, criterion: Loss) -> tuple[Tensor, Tensor]:
+    """Outputs f [N, d2] and Σ_i ∇ℓ_i [d], by an ordinary backward pass."""
+    parameters = list(trainable(model).values())
+    with evaluating(model), torch.enable_grad():
+        f = model(x)
+        gradients = torch.autograd.grad(f, parameters, -criterion.residual(f.detach(), Y), materialize_grads=True)
+    return f.detach(), torch.cat([gradient.reshape(-1) for gradient in gradients])
 
 
 class _Totals:
@@ -147,17 +154,16 @@ class _Totals:
     def add(self, name: str, value: Tensor) -> None:
         self.arrays[name] = self.arrays[name] + value if name in self.arrays else value
 
-    def add_factors(self, layer: Layer, block: FactoredBlock, R: Tensor, never_changes: bool, constant: bool) -> None:
-        """The layer's A and G over a chunk's samples, for roots R [N, d2, c]."""
+    def add_factors(self, layer: Layer, block: FactoredBlock, never_changes: bool, constant: bool) -> None:
+        """The layer's A and G over a chunk's samples, from its block of Rᵀ J."""
         name, outputs = layer.name, f"{layer.name}/{OUTPUTS}"
         if isinstance(block, ScaleBlock):
             # A channel's own 2×2 block, exact (unit-wise, Osawa et al. 2020): its weights are too few for more.
-            rooted = block.with_tensors((block.a, R.mT @ block.g))
-            both = [rooted.weight_values()] + ([] if block.bias is None else [rooted.bias_values()])
+            both = [block.weight_values()] + ([] if block.bias is None else [block.bias_values()])
             self.add_gram(f"{name}/{INPUTS}", torch.stack(both, dim=-1))
             return
         if not isinstance(block, EmbeddingBlock) and block.positions > 1:
-            D = _derivatives(block, R)  # [N·c, groups, n, m]
+            D = _derivatives(block)  # [N·c, groups, n, m]
             self.add_gram(f"{name}/{SHARED}", D.transpose(1, 2).flatten(0, 1))
             self.add_gram(outputs, D.permute(0, 3, 1, 2).flatten(0, 1))
             return
@@ -166,11 +172,10 @@ class _Totals:
             if isinstance(block, EmbeddingBlock):  # one-hot inputs: their second moments are counts
                 tokens = (layer.weight[1] - layer.weight[0]) // block.E
                 counts = torch.bincount(block.a.flatten(), minlength=tokens).unsqueeze(0)
-                self.add(inputs + DIAGONAL, counts.to(R.dtype))
+                self.add(inputs + DIAGONAL, counts.to(block.g.dtype))
             else:
                 self.add_gram(inputs, with_ones(block.seen(), block).transpose(1, 2).flatten(0, 1))
-        back = R.mT @ block.g  # b: [N, c, q]
-        back = back.reshape(-1, block.groups, back.shape[2] // (block.positions * block.groups))
+        back = block.g.reshape(-1, block.groups, block.g.shape[2] // (block.positions * block.groups))  # b
         self.add_gram(outputs, back, 1 / block.positions)
 
     def add_gram(self, name: str, rows: Tensor, scale: float = 1.0) -> None:
@@ -185,10 +190,9 @@ class _Totals:
         self.add(name + SKETCH, torch.cat([probed, by_group.square().sum(1).unsqueeze(2)], dim=2) * scale)
 
 
-def _derivatives(block: FactoredBlock, R: Tensor) -> Tensor:
+def _derivatives(block: FactoredBlock) -> Tensor:
     """D = Rᵀ ∂f/∂W of every sample and column, a bias as the last input: [N·c, groups, outputs, inputs]."""
     groups, outputs = block.groups, block.g.shape[2] // block.positions
-    rooted = block.with_tensors((block.a, R.mT @ block.g))
-    weight = rooted.weight_values()
+    weight = block.weight_values()
     D = weight.view(-1, groups, outputs // groups, weight.shape[2] // outputs)
-    return D if block.bias is None else torch.cat([D, rooted.bias_values().reshape(*D.shape[:3], 1)], dim=-1)
+    return D if block.bias is None else torch.cat([D, block.bias_values().reshape(*D.shape[:3], 1)], dim=-1)

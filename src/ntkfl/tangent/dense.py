@@ -71,20 +71,28 @@ class DenseBlock(Block):
 
 
 def dense_block(
-    model: nn.Module, x: Tensor, names: list[str], values: Mapping[str, Tensor], graph: bool = False
+    model: nn.Module,
+    x: Tensor,
+    names: list[str],
+    values: Mapping[str, Tensor],
+    graph: bool = False,
+    contract: Tensor | None = None,
 ) -> DenseBlock:
     """∂f/∂(the parameters in `names`) at `values` for each row of x; cost and memory N·d2·k.
 
     `torch.func` maps operations over samples, and not all of PyTorch's rules for that are right: PReLU's backward pass,
     mapped over outputs within samples, takes one for the other where N = d2 > 1, and fails for other sizes. So its
     result is compared with a plain backward pass over the same rows, which costs a d2-th as much, before it is used.
-    `graph`: keep what gradients of the derivatives need.
+    `graph`: keep what gradients of the derivatives need. `contract`: S [N, c, d2], for S ∂f/∂(the parameters) in place
+    of it; cost and memory N·c·k.
     """
+    S = torch.empty(len(x), 0, 0) if contract is None else contract
     chosen = {name: values[name] if graph else values[name].detach() for name in names}
     slices = column_slices(values)
 
-    def output(chosen: Mapping[str, Tensor], sample: Tensor) -> Tensor:
-        return call_with(model, {**values, **chosen}, sample.unsqueeze(0)).squeeze(0)
+    def output(chosen: Mapping[str, Tensor], sample: Tensor, S: Tensor) -> Tensor:
+        f = call_with(model, {**values, **chosen}, sample.unsqueeze(0)).squeeze(0)
+        return f if contract is None else S @ f
 
     def block(derivatives: Mapping[str, Tensor]) -> DenseBlock:
         flat = [derivatives[name].flatten(start_dim=2) for name in names]
@@ -93,13 +101,13 @@ def dense_block(
     plain: tuple[Tensor, Tensor] | None = None
     for derivative in (jacrev(output), jacrev(output, chunk_size=1)):  # all outputs at once, then one after the other
         try:
-            found = block(vmap(derivative, in_dims=(None, 0))(chosen, x))
+            found = block(vmap(derivative, in_dims=(None, 0, 0))(chosen, x, S))
         except RuntimeError:  # an operation without a rule (fused recurrent cells)
             continue
-        R, expected = plain = plain or plain_product(model, x, chosen)
+        R, expected = plain = plain or plain_product(model, x, chosen, contract)
         if agree(R.reshape(-1) @ found.values.flatten(0, 1), expected):
             return found
-    return block(one_at_a_time(output, chosen, x, graph))
+    return block(one_at_a_time(output, chosen, x, S, graph))
 
 
 def agree(ours: Tensor, plain: Tensor) -> bool:
@@ -146,29 +154,37 @@ def pull_back(
         )
 
 
-def plain_product(model: nn.Module, x: Tensor, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """A random cotangent R [N, d2] and Jᵀ R [k], by one backward pass over all rows: what a Jacobian is checked by."""
+def plain_product(
+    model: nn.Module, x: Tensor, values: Mapping[str, Tensor], contract: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """A random cotangent R [N, d2] and Jᵀ R [k], by one backward pass over all rows: what a Jacobian is checked by.
+    With S [N, c, d2], R is [N, c] and the product (S J)ᵀ R.
+    """
     leaves = {name: value.detach().clone().requires_grad_() for name, value in values.items()}
     with torch.enable_grad():
         f = call_with(model, leaves, x)
-    R = random_cotangent(f)
-    gradients = pull_back(f, list(leaves.values()), R)
+    R = random_cotangent(f if contract is None else contract[:, :, 0])
+    gradients = pull_back(f, list(leaves.values()), R if contract is None else (R.unsqueeze(1) @ contract).squeeze(1))
     return R, torch.cat([g.to_dense().reshape(-1) for g in gradients])
 
 
 def one_at_a_time(
-    output: Callable[[Mapping[str, Tensor], Tensor], Tensor], values: Mapping[str, Tensor], x: Tensor, graph: bool
+    output: Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor],
+    values: Mapping[str, Tensor],
+    x: Tensor,
+    S: Tensor,
+    graph: bool,
 ) -> dict[str, Tensor]:
     """N·d2 plain backward passes."""
     rows: dict[str, list[Tensor]] = {name: [] for name in values}
     with torch.enable_grad():
         leaves = {n: value.view_as(value) if graph else value.detach().requires_grad_() for n, value in values.items()}
-        for sample in x:
+        for sample, own in zip(x, S, strict=True):
             per_output = [
                 torch.autograd.grad(
                     f, list(leaves.values()), retain_graph=True, create_graph=graph, materialize_grads=True
                 )
-                for f in output(leaves, sample).unbind()
+                for f in output(leaves, sample, own).unbind()
             ]
             for name, gradients in zip(leaves, zip(*per_output, strict=True), strict=True):
                 rows[name].append(torch.stack(gradients))

@@ -102,30 +102,36 @@ def trace(
 
 
 def piece(
-    model: nn.Module, x: Tensor, plan: JacobianPlan, params: Values | None = None, graph: bool = False
+    model: nn.Module,
+    x: Tensor,
+    plan: JacobianPlan,
+    params: Values | None = None,
+    graph: bool = False,
+    contract: Tensor | None = None,
 ) -> BlockJacobian:
     """The Jacobian of a few rows by the plan, at `params` in place of the model's own of those names.
 
     Its tensors may be views in any order: `compact` it, or copy it to its place. Dense parts become one block, so that
-    one matrix product is for all of them. `graph`: keep what gradients of the derivatives need.
+    one matrix product is for all of them. `graph`: keep what gradients of the derivatives need. `contract`: S
+    [N, c, d2], for S J [N, c, d] in place of J.
     """
     values = {**trainable(model), **(params or {})}
     blocks: list[Block] = []
     dense: list[DenseBlock] = []
     if plan.parts:
-        by_hand = plan.chain is not None and not params and not graph
-        for block in _chained(x, plan) if by_hand else _taped(model, x, plan, values, graph):
+        by_hand = plan.chain is not None and not params and not graph and contract is None
+        for block in _chained(x, plan) if by_hand else _taped(model, x, plan, values, graph, contract):
             if isinstance(block, DenseBlock):
                 dense.append(block)
             else:
                 blocks.append(block)
     if plan.left:
         with substituted(plan.known, {}):
-            dense.append(dense_block(model, x, plan.left, values, graph))
+            dense.append(dense_block(model, x, plan.left, values, graph, contract))
     if dense:
         columns = tuple(s for block in dense for s in block.columns)
         blocks.append(DenseBlock(torch.cat([b.values for b in dense], -1) if dense[1:] else dense[0].values, columns))
-    return BlockJacobian(blocks, plan.outputs, plan.total)
+    return BlockJacobian(blocks, plan.outputs if contract is None else contract.shape[1], plan.total)
 
 
 def compact(J: BlockJacobian) -> BlockJacobian:
@@ -149,7 +155,9 @@ def _of_chain(part: Part, input: Tensor, at: Cotangents) -> Block:
     return DenseBlock(values, (part.weight,) if part.bias is None else (part.weight, part.bias))
 
 
-def _taped(model: nn.Module, x: Tensor, plan: JacobianPlan, values: Values, graph: bool) -> Iterator[Block]:
+def _taped(
+    model: nn.Module, x: Tensor, plan: JacobianPlan, values: Values, graph: bool, contract: Tensor | None
+) -> Iterator[Block]:
     """A block for each part, in order."""
     recorded = {part.use.module for part in plan.parts}
     run = trace(model, x, plan.known, recorded, values)
@@ -157,7 +165,7 @@ def _taped(model: nn.Module, x: Tensor, plan: JacobianPlan, values: Values, grap
     if graph:
         run = trace(model, x, plan.known, recorded, values, live=True)
     calls = [run.uses[part.use] for part in plan.parts]
-    sensitivities = _sensitivities(run.f, [out for uses in calls for _, out in uses], graph)
+    sensitivities = _sensitivities(run.f, [out for uses in calls for _, out in uses], graph, contract)
     inputs = [[a if graph else a.detach() for a, _ in uses] for uses in calls]
     del run, calls  # and the graph, so that each call's sensitivities are free once their block holds them
     for part, own in zip(plan.parts, inputs, strict=True):
@@ -194,14 +202,19 @@ def _block(part: Part, calls: Sequence[Call]) -> FactoredBlock | DenseBlock:
     return block.densify() if part.dense or part.weight is None else block
 
 
-def _sensitivities(f: Tensor, outputs: Sequence[Tensor], graph: bool) -> list[Tensor]:
-    """∂f_j/∂out, [d2, *out.shape], for each tapped output in turn; zero for one that nothing uses."""
+def _sensitivities(f: Tensor, outputs: Sequence[Tensor], graph: bool, contract: Tensor | None) -> list[Tensor]:
+    """∂f_j/∂out, [d2, *out.shape], for each tapped output in turn; zero for one that nothing uses. With S [N, c, d2],
+    ∂(S f)_j/∂out, [c, *out.shape].
+    """
 
     def backward(seed: Tensor) -> tuple[Tensor, ...]:
-        return pull_back(f, outputs, seed.expand(f.shape), retain_graph=True, graph=graph)
+        return pull_back(f, outputs, seed, retain_graph=True, graph=graph)
 
-    seeds = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
-    if not graph:
+    if contract is None:
+        seeds = torch.eye(f.shape[1], dtype=f.dtype, device=f.device).unsqueeze(1).expand(-1, *f.shape)
+    else:
+        seeds = contract.transpose(0, 1)
+    if not graph and len(seeds) > 1:
         try:
             # Not `is_grads_batched`: its older rules take the seeds one by one in a convolution and stack the results.
             return [gradient.detach() for gradient in torch.vmap(backward)(seeds)]
