@@ -164,7 +164,7 @@ class _Totals:
         if not never_changes or constant:
             inputs = f"{name}/{CONSTANT if never_changes else INPUTS}"
             if isinstance(block, EmbeddingBlock):  # one-hot inputs: their second moments are counts
-                tokens = (layer.weight[1] - layer.weight[0]) // block.E
+                tokens = (layer.weight[1] - layer.weight[0]) // block.n_out
                 counts = torch.bincount(block.a.flatten(), minlength=tokens).unsqueeze(0)
                 self.add(inputs + DIAGONAL, counts.to(R.dtype))
             else:
