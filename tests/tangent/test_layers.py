@@ -55,7 +55,7 @@ class TestConvolution:
     @given(st.data())
     @settings(max_examples=40, deadline=None)
     def test_any_geometry(self, data: st.DataObject) -> None:
-        D = data.draw(st.integers(1, 3))
+        D = data.draw(st.integers(1, 2))
         groups = data.draw(st.integers(1, 2))
         kernel, stride, dilation, size = (
             tuple(data.draw(st.integers(low, high)) for _ in range(D)) for low, high in [(1, 3), (1, 3), (1, 2), (5, 6)]
@@ -63,7 +63,7 @@ class TestConvolution:
         padding = data.draw(st.one_of(st.tuples(*[st.integers(0, 4)] * D), st.sampled_from(["same", "valid"])))
         if padding == "same":
             stride = (1,) * D
-        kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[D - 1]
+        kind = (nn.Conv1d, nn.Conv2d)[D - 1]
         torch.manual_seed(0)
         conv = kind(2, 4, kernel, stride, padding, dilation, groups, bias=data.draw(st.booleans()))  # type: ignore[arg-type]
         model = Net(
@@ -109,7 +109,7 @@ class TestGram:
         self, few: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("ntkfl.tangent.factored.PAIRED", few)
-        a, g = torch.randn(3, 1, 9, 2, 2).double(), torch.randn(3, 4, 20 * 2).double()
+        a, g = torch.randn(3, 9, 2, 2).double(), torch.randn(3, 4, 20 * 2).double()
         block = ConvolutionBlock(a, g, slice(0, 20 * 9 * 2), slice(360, 380), (1, 2, 1, 1, 0, 0, 1, 1, 1))
         expected = block.densify().values.flatten(1) @ block.densify().values.flatten(1).T
         assert (block.gram(block) - expected).abs().max() < EXACT
@@ -193,7 +193,7 @@ class TestRecurrent:
 
     def test_a_learned_initial_state_needs_no_pass_per_sample(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What is dense is differentiated through the unrolled layer too, which batches; the fused one does not."""
-        monkeypatch.setattr("ntkfl.tangent.dense.one_at_a_time", None)
+        monkeypatch.setattr("ntkfl.tangent.dense._gradients", None)
         model = Net(
             lambda m, x: m.out(m.cell(x, m.start.weight.unsqueeze(1).expand(1, len(x), 3).contiguous())[0][:, -1]),
             start=nn.Embedding(1, 3), cell=nn.GRU(2, 3, batch_first=True), out=nn.Linear(3, 2),

@@ -16,7 +16,7 @@ from ntkfl.tangent import sparse
 from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.sparse import SparseBlock
-from ntkfl.tangent.stacking import StackedJacobian
+from ntkfl.tangent.jacobian import StackedJacobian
 from tests.tangent.networks import build
 
 EXACT = 1e-12

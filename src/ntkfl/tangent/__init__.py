@@ -4,10 +4,9 @@ from ntkfl.tangent.build import jacobian, plan_jacobian
 from ntkfl.tangent.curvature import curvature_sums
 from ntkfl.tangent.evolution import PAPER_STEPS, Evolution, evolve, geometric_steps
 from ntkfl.tangent.flow import Flow
-from ntkfl.tangent.jacobian import Jacobian
+from ntkfl.tangent.jacobian import Jacobian, concatenate
 from ntkfl.tangent.losses import Loss
 from ntkfl.tangent.sparse import SparseBlock
-from ntkfl.tangent.stacking import Stack, concatenate
 from ntkfl.tangent.sums import Sums
 
 __all__ = [
@@ -17,7 +16,6 @@ __all__ = [
     "Jacobian",
     "Loss",
     "SparseBlock",
-    "Stack",
     "Sums",
     "concatenate",
     "curvature_sums",

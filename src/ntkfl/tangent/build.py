@@ -1,22 +1,33 @@
-"""Building a Jacobian: a plan made on two samples (`planning.py`), then passes over a few rows at a time."""
+"""Building a Jacobian: a plan made on two samples and proved on them, then passes over a few rows at a time.
+
+The plan decides which form each parameter's derivatives take. A known layer (`layers/`) runs with its parameters fixed
+and its outputs tapped. A parameter that still has a gradient after that is used in some other way (an unknown layer, a
+functional call) and goes, like a tied weight, to a dense block.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 
 from ntkfl.errors import ModelError, NumericalError, unknown
+from ntkfl.tangent.dense import agree, plain_product
 from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
-from ntkfl.tangent.model_check import check_arguments
-from ntkfl.tangent.parameters import eager, evaluating, full_precision, trainable
-from ntkfl.tangent.passes import JacobianPlan, OtherPaths, Values, compact, piece
-from ntkfl.tangent.planning import make_plan
+from ntkfl.tangent.layers import LAYERS
+from ntkfl.tangent.layers.tape import Use
+from ntkfl.tangent.model_check import COUPLED, check_arguments, check_outputs
+from ntkfl.tangent.parameters import column_slices, eager, evaluating, full_precision, trainable
+from ntkfl.tangent.passes import JacobianPlan, OtherPaths, Part, Values, compact, piece, trace, used_outside
 
 FORMS = ("auto", "factored", "dense")
+_Calls = list[tuple[Tensor, Tensor]]
 
 
 def jacobian(
@@ -60,13 +71,13 @@ def jacobian(
         if plan is not None:
             plan.check(model)
         try:
-            J = _in_chunks(
-                model, x, plan or _checked_plan(model, x.detach(), form), chunk, params, create_graph, contract
-            )
+            made = plan or _make_plan(model, x.detach(), form)
+            J = _in_chunks(model, x, made, chunk, params, create_graph, contract)
         except OtherPaths:  # a plan of two samples does not hold for all
             if plan is not None or form != "auto":
                 raise
-            J = _in_chunks(model, x, _checked_plan(model, x.detach(), "dense"), chunk, params, create_graph, contract)
+            made = _make_plan(model, x.detach(), "dense")
+            J = _in_chunks(model, x, made, chunk, params, create_graph, contract)
     # A sum is finite unless an element is not (or it overflows: then the elements decide), and several times cheaper.
     sums = torch.stack([t.sum().isfinite() for t in J.tensors()])
     if not bool(sums.all()) and not all(bool(t.isfinite().all()) for t in J.tensors()):
@@ -93,7 +104,14 @@ def plan_jacobian(model: nn.Module, x: Tensor, form: str = "auto") -> JacobianPl
     """
     check_arguments(model, x)
     with eager(model) as model, _differentiable(model):
-        return _checked_plan(model, x.detach(), form)
+        return _make_plan(model, x.detach(), form)
+
+
+def numbers_at_once(x: Tensor) -> int:
+    """Numbers alive while a chunk of x is differentiated: 32 MiB in float32, beyond which a CPU gains nothing, and
+    512 MiB to keep an accelerator busy.
+    """
+    return 2**23 if x.device.type == "cpu" else 2**27
 
 
 @cache
@@ -104,13 +122,6 @@ def _keep_freed_memory() -> None:
     largest such array freed so far, up to 32 MiB. Fresh pages took a third of a CNN's Jacobian. None is touched here.
     """
     torch.empty(2**25 - 2**14, dtype=torch.uint8)
-
-
-def numbers_at_once(x: Tensor) -> int:
-    """Numbers alive while a chunk of x is differentiated: 32 MiB in float32, beyond which a CPU gains nothing, and
-    512 MiB to keep an accelerator busy.
-    """
-    return 2**23 if x.device.type == "cpu" else 2**27
 
 
 @contextmanager
@@ -128,13 +139,6 @@ def _differentiable(model: nn.Module) -> Iterator[None]:
         finally:
             for weight, own in zip(shortened, before, strict=True):
                 weight.copy_(own)
-
-
-def _checked_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
-    """The plan for a form that there is."""
-    if form not in FORMS:
-        raise unknown("Jacobian form", form, FORMS)
-    return make_plan(model, x, form)
 
 
 def _check_params(model: nn.Module, params: Values) -> None:
@@ -157,9 +161,7 @@ def _in_chunks(
     contract: Tensor | None = None,
 ) -> BlockJacobian:
     """Piece after piece into tensors of the final size, so that no moment holds the Jacobian, or two pieces, twice."""
-    fit = max(1, numbers_at_once(x) // plan.working)
-    # All rows where they fit, for then nothing is copied; else for a chain half of what fits, which a cache likes.
-    rows = chunk or (fit if plan.chain is None or len(x) <= fit else max(1, fit // 2))
+    rows = chunk or max(1, numbers_at_once(x) // plan.working)
     if graph:
         with torch.enable_grad():
             return compact(piece(model, x, plan, params, graph, contract))
@@ -177,3 +179,125 @@ def _in_chunks(
         del part, t
     tensors = iter(whole)
     return form.mapped(lambda _: next(tensors))
+
+
+def _make_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
+    """The cheapest exact cover of all columns (`form` "auto"), factors wherever known ("factored"), or no factors."""
+    if form not in FORMS:
+        raise unknown("Jacobian form", form, FORMS)
+    probe = _two_samples(x)
+    outputs = check_outputs(model, probe)
+    parameters, modules = trainable(model), dict(model.named_modules())
+    known = {name: m for name, m in modules.items() if type(m) in LAYERS and _untouched(m)}
+    shapes = {name: p.shape for name, p in parameters.items()}
+    total = sum(p.numel() for p in parameters.values())
+    stored = outputs * total
+    dense = JacobianPlan(modules, shapes, known, [], list(parameters), outputs, total, stored, 3 * stored)
+    if form != "dense":
+        try:
+            plan, J = _by_layers(model, probe, dense, form)
+        except RuntimeError:
+            if form == "factored":
+                raise
+        else:
+            if _agrees_with_autograd(model, probe, J):
+                return plan
+            if form == "factored":
+                raise ModelError(COUPLED)
+        # What surrounds a known layer may hide it from autograd: one that is run again in the backward pass.
+    if not _agrees_with_autograd(model, probe, compact(piece(model, probe, dense))):
+        raise ModelError(COUPLED)
+    return dense
+
+
+def _by_layers(model: nn.Module, probe: Tensor, dense: JacobianPlan, form: str) -> tuple[JacobianPlan, BlockJacobian]:
+    """Of each known layer the smaller of factors and derivatives, or ("factored") its factors; with the Jacobian of
+    the probe.
+    """
+    parameters, known = trainable(model), dense.known
+    # Layers without trained weights are not recorded, so an input with a gradient is one behind a trained weight.
+    recorded = {name for name, module in known.items() if any(p.requires_grad for p in module.parameters())}
+    alone = trace(model, probe[:1], known, recorded, parameters).uses
+    pair = trace(model, probe, known, recorded, parameters)
+    roles = {use: _trained(parameters, known[use.module], use) for use in pair.uses}
+    roles = {use: names for use, names in roles.items() if names}
+    dims = {use: _sample_dims(use, alone.get(use, []), pair.uses[use]) for use in roles}
+    counts = Counter(name for names in roles.values() for name in names.values())
+    left = used_outside(pair, [*parameters]) | {name for name, count in counts.items() if count > 1}
+    left |= {name for use, names in roles.items() if dims[use] is None for name in names.values()}
+    while more := {name for names in roles.values() if left & {*names.values()} for name in names.values()} - left:
+        left |= more  # a layer is factored in all its parameters or in none
+    if form == "factored" and left:
+        raise ModelError(
+            f"no factored form is known for {', '.join(name for name in parameters if name in left)}: "
+            "use form='auto' (a dense block for those alone) or form='dense'"
+        )
+    slices, parts, taps = column_slices(parameters), [], 0
+    for use, names in roles.items():
+        if left & {*names.values()}:
+            continue
+        columns = [slices[names[role]] if role in names else None for role in ("weight", "bias")]
+        inputs = sum(a.numel() for a, _ in pair.uses[use]) // 2
+        outputs = sum(out.numel() for _, out in pair.uses[use]) // 2
+        width = sum(parameters[name].numel() for name in names.values())
+        smaller = form == "auto" and dense.outputs * width <= inputs + dense.outputs * outputs
+        constant = not any(a.requires_grad for a, _ in pair.uses[use])
+        parts.append(Part(use, dims[use] or (), columns[0], columns[1], constant, smaller))
+        taps += inputs + 2 * (1 + dense.outputs) * outputs  # activations, sensitivities and a copy of them
+    plan = replace(dense, parts=parts, left=[name for name in parameters if name in left])
+    J = compact(piece(model, probe, plan))
+    stored = sum(math.prod(t.shape[1:]) for t in J.tensors())
+    working = stored + taps + 3 * plan.outputs * sum(parameters[name].numel() for name in left)
+    return replace(plan, stored=stored, working=working), J
+
+
+def _two_samples(x: Tensor) -> Tensor:
+    """The first of x and the first that is unlike it, or itself twice: equal samples would not show that a model makes
+    them depend on each other.
+    """
+    other = 1 % len(x)
+    if torch.equal(x[0], x[other]):
+        unlike = (x != x[:1]).reshape(len(x), -1).any(1).to(torch.uint8)
+        other = int(unlike.argmax()) or other
+    return x[[0, other]]
+
+
+def _untouched(module: nn.Module) -> bool:
+    """A user's hooks or own `forward` may compute something else than the module's class."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+
+
+def _trained(parameters: dict[str, nn.Parameter], module: nn.Module, use: Use) -> dict[str, str]:
+    """Names in the model of what trains of a use's "weight" and "bias"."""
+    names = {id(p): name for name, p in parameters.items()}
+    # Under every name that a parameter has in a module: two names may be one tensor.
+    own = {role: id(p) for role, p in module.named_parameters(remove_duplicate=False)}
+    used = {"weight": own[use.weight]} | ({} if use.bias is None else {"bias": own[use.bias]})
+    return {role: names[p] for role, p in used.items() if p in names}
+
+
+def _sample_dims(use: Use, one: _Calls, two: _Calls) -> tuple[int, ...] | None:
+    """Where samples lie in each call: the one dimension that is 1 for one sample and 2 for two. None: nowhere."""
+    if len(one) != len(two):
+        return None
+    found = []
+    for (a1, out1), (a2, out2) in zip(one, two, strict=True):
+        dim = _growing(a1, a2)
+        if dim is None or dim != _growing(out1, out2) or not use.block.admits(dim, a2.ndim, use.settings):
+            return None
+        found.append(dim)
+    return tuple(found)
+
+
+def _growing(one: Tensor, two: Tensor) -> int | None:
+    """The one dimension that is 1 in the first and 2 in the second."""
+    if one.ndim != two.ndim:
+        return None
+    differ = [i for i, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
+    return differ[0] if len(differ) == 1 and (one.shape[differ[0]], two.shape[differ[0]]) == (1, 2) else None
+
+
+def _agrees_with_autograd(model: nn.Module, probe: Tensor, J: BlockJacobian) -> bool:
+    """Jᵀ R against a plain backward pass, R random: catches a missed use, coupled rows and reordered rows alike."""
+    cotangent, expected = plain_product(model, probe, trainable(model))
+    return agree(J.vjp(cotangent), expected)

@@ -40,11 +40,10 @@ from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.factored import FactoredBlock, LinearBlock
 from ntkfl.tangent.jacobian import Block, BlockJacobian
 from ntkfl.tangent.layers import ConvolutionBlock, EmbeddingBlock
-from ntkfl.tangent.layers.geometry import Geometry
-from ntkfl.tangent.linear_product import rowwise
 from ntkfl.tangent.losses import AnyLoss, find_loss
 from ntkfl.tangent.parameters import evaluating
 from ntkfl.tangent.passes import JacobianPlan
+from ntkfl.tangent.products import rowwise
 from ntkfl.tangent.sums import Layer
 
 _CPU_ROWS, _ACCELERATOR_ROWS = 64, 1024  # most samples in a chunk: the last one is filled up
@@ -163,7 +162,7 @@ def _can_be_whitened(plan: JacobianPlan) -> set[Layer]:
     """Linear layers, and convolutions without groups."""
     found = set()
     for part in plan.parts:
-        groups = Geometry.of(part.use.settings).groups if part.use.block is ConvolutionBlock else 1
+        groups = part.use.settings[-1] if part.use.block is ConvolutionBlock else 1
         if part.weight is not None and part.use.block in (LinearBlock, ConvolutionBlock) and groups == 1:
             bias = None if part.bias is None else (part.bias.start, part.bias.stop)
             found.add(Layer((part.weight.start, part.weight.stop), bias, False))
@@ -177,7 +176,7 @@ def _share(block: Block, r: Tensor, whitening: Whitening) -> _Share:
     assert isinstance(block, FactoredBlock)
     layer, b = layer_of(block), -rowwise(r, block.g)
     if isinstance(block, EmbeddingBlock):
-        return _of_tokens(block, layer, b.view(-1, block.T, block.E))
+        return _of_tokens(block, layer, b.view(-1, block.positions, block.n_out))
     P = whitening.get(layer)
     if _used_once(block):
         a = with_ones(block.seen(), block).flatten(1)
@@ -217,14 +216,14 @@ def _of_tokens(block: EmbeddingBlock, layer: Layer, b: Tensor) -> _Share:
 
     def add(total: Tensor, factors: Tensor) -> None:
         rows = (_finite(values) * factors.view(-1, 1, 1)).flatten(0, 1)
-        total[slice(*layer.weight)].view(-1, block.E).index_add_(0, block.a.reshape(-1), rows)
+        total[slice(*layer.weight)].view(-1, block.n_out).index_add_(0, block.a.reshape(-1), rows)
 
     return lengths(values), add
 
 
 def _used_once(block: Block) -> bool:
     """Whether samples use the layer at one position: their gradients are outer products."""
-    return isinstance(block, LinearBlock) and block.T == 1
+    return isinstance(block, LinearBlock) and block.positions == 1
 
 
 def _formed(block: Block) -> int:

@@ -19,6 +19,7 @@ All are sums over samples: those of several sets of samples add up to those of a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -35,6 +36,7 @@ from ntkfl.tangent.layers import EmbeddingBlock, ScaleBlock
 from ntkfl.tangent.losses import AnyLoss, Loss, find_loss
 from ntkfl.tangent.parameters import evaluating, trainable
 from ntkfl.tangent.passes import JacobianPlan
+from ntkfl.tangent.products import row_products
 from ntkfl.tangent.sums import (
     CONSTANT,
     DIAGONAL,
@@ -54,6 +56,7 @@ from ntkfl.tangent.sums import (
 
 LARGEST = 1024  # rows of a factor that is kept whole; of a larger one a sketch is
 FISHERS = ("exact", "mc")
+COMBINED = 8  # sums of a sample's rows that stand for them in A of weights that positions share, with "mc"
 
 
 def curvature_sums(
@@ -82,11 +85,11 @@ def curvature_sums(
     """
     if fisher not in FISHERS:
         raise unknown("fisher", fisher, FISHERS)
-    criterion, sums = find_loss(loss), _Totals(largest)
+    criterion, sums = find_loss(loss), _Totals(largest, fisher == "mc", generator)
     squares, layers = Y.new_zeros(plan.total), list[Layer]()
     whole = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
     unmoved = {part.weight.start for part in plan.parts if part.weight is not None and part.constant}
-    columns = 2 if fisher == "mc" else plan.outputs
+    columns = 1 if fisher == "mc" else plan.outputs
     for batch, own in _chunks(x, Y, max(1, plan.working * columns // plan.outputs)):
         f, gradient = _outputs_and_gradient(model, batch, own, criterion)
         sums.add(GRADIENT, gradient)
@@ -103,7 +106,7 @@ def curvature_sums(
                 block.scatter(squares, block.values.square().sum((0, 1)))
     rest = uncovered(tuple(layers), plan.total, squares.device)
     beside = {REST: squares[rest]} if len(rest) else {}
-    return Sums({SAMPLES: Y.new_tensor(len(x)), **sums.arrays, **beside})
+    return Sums({SAMPLES: Y.new_tensor(len(x)), **sums.finished(), **beside})
 
 
 def step_curvature(model: nn.Module, x: Tensor, Y: Tensor, change: Tensor, loss: AnyLoss, plan: JacobianPlan) -> Tensor:
@@ -147,9 +150,10 @@ def _outputs_and_gradient(model: nn.Module, x: Tensor, Y: Tensor, criterion: Los
 class _Totals:
     """Arrays by name, added up chunk by chunk."""
 
-    def __init__(self, largest: int) -> None:
+    def __init__(self, largest: int, drawn: bool, generator: torch.Generator | None) -> None:
         self.arrays: dict[str, Tensor] = {}
-        self.largest = largest
+        self.squares: dict[str, Tensor] = {}  # symmetric matrices [groups, n, n], of which triangles are given out
+        self.largest, self.drawn, self.generator = largest, drawn, generator
 
     def add(self, name: str, value: Tensor) -> None:
         self.arrays[name] = self.arrays[name] + value if name in self.arrays else value
@@ -164,13 +168,14 @@ class _Totals:
             return
         if not isinstance(block, EmbeddingBlock) and block.positions > 1:
             D = _derivatives(block)  # [N·c, groups, n, m]
-            self.add_gram(f"{name}/{SHARED}", D.transpose(1, 2).flatten(0, 1))
+            few = _combined(D, self.generator) if self.drawn and D.shape[2] > COMBINED else D
+            self.add_gram(f"{name}/{SHARED}", few.transpose(1, 2).flatten(0, 1))
             self.add_gram(outputs, D.permute(0, 3, 1, 2).flatten(0, 1))
             return
         if not never_changes or constant:
             inputs = f"{name}/{CONSTANT if never_changes else INPUTS}"
             if isinstance(block, EmbeddingBlock):  # one-hot inputs: their second moments are counts
-                tokens = (layer.weight[1] - layer.weight[0]) // block.E
+                tokens = (layer.weight[1] - layer.weight[0]) // block.n_out
                 counts = torch.bincount(block.a.flatten(), minlength=tokens).unsqueeze(0)
                 self.add(inputs + DIAGONAL, counts.to(block.g.dtype))
             else:
@@ -178,16 +183,29 @@ class _Totals:
         back = block.g.reshape(-1, block.groups, block.g.shape[2] // (block.positions * block.groups))  # b
         self.add_gram(outputs, back, 1 / block.positions)
 
+    def finished(self) -> dict[str, Tensor]:
+        """All arrays."""
+        for name, square in self.squares.items():
+            i, j = torch.triu_indices(*square.shape[1:], device=square.device)
+            self.arrays[name] = square[:, i, j]
+        return self.arrays
+
     def add_gram(self, name: str, rows: Tensor, scale: float = 1.0) -> None:
         """Add Σ v vᵀ over rows [..., groups, n]: for every group a triangle, or a sketch where n is too large."""
         by_group = rows.flatten(0, -3).transpose(0, 1)
         n = by_group.shape[2]
         if n <= self.largest:
-            i, j = torch.triu_indices(n, n, device=rows.device)
-            self.add(name, (by_group.mT @ by_group)[:, i, j] * scale)
+            square = torch.stack([row_products(v, v) for v in by_group.mT.contiguous()]) * scale
+            self.squares[name] = square.add_(self.squares[name]) if name in self.squares else square
             return
         probed = by_group.mT @ (by_group @ probe_matrix(n, sketch_rank(n)).to(rows))
         self.add(name + SKETCH, torch.cat([probed, by_group.square().sum(1).unsqueeze(2)], dim=2) * scale)
+
+
+def _combined(D: Tensor, generator: torch.Generator | None) -> Tensor:
+    """COMBINED sums of the n rows of each matrix, with random signs: their Σ v vᵀ is Dᵀ D in the mean."""
+    signs = torch.randint(0, 2, (*D.shape[:2], COMBINED, D.shape[2]), generator=generator, device=D.device)
+    return signs.mul_(2).sub_(1).to(D) @ D / math.sqrt(COMBINED)
 
 
 def _derivatives(block: FactoredBlock) -> Tensor:

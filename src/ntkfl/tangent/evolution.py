@@ -24,7 +24,6 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, DataError, NumericalError, unknown
 from ntkfl.tangent.jacobian import Jacobian, check_jacobian
-from ntkfl.tangent.krylov import linear_flow
 from ntkfl.tangent.losses import AnyLoss, Loss, find_loss, per_sample
 from ntkfl.tangent.solvers import Statistics, integrate
 
@@ -100,8 +99,8 @@ def evolve(
     most_products: products with the kernel after which a flow ends, with the steps reached by then (at most 50,000).
 
     Cost: `flow` takes products in proportion to the square root of the stiffness, `paper` as many and a residual for
-    each whole step, `descent` one for each step. `mse` with `flow` is solved in closed form, whatever ηt is: by
-    eigenvalues (`trace`), or in a Krylov space of as many [N, d2] arrays as it takes products (`full`).
+    each whole step, `descent` one for each step. `mse` with `trace` is solved in closed form, whatever ηt is, by the
+    kernel's eigenvalues.
     Memory: a few [N, d2] arrays beside J, and for `trace` the kernel.
     """
     check_jacobian(J)
@@ -141,12 +140,10 @@ def evolve(
         integrated = _sampled_flow if scheme == "paper" else _flow
         return integrated(theta, start, Y, lr, wanted, criterion, rtol, most_products)
 
-    solution: Solution | None = None
     if loss == "mse" and kernel == "trace" and scheme != "descent":
-        solution = _spectral(J, f0, Y, lr, wanted, scheme)
-    elif loss == "mse" and scheme == "flow":
-        solution = _krylov_flow(J, f0, Y, lr, wanted, rtol)
-    residuals, trajectory, stats = solution or _as_far_as_it_goes(solve, J, len(wanted))
+        residuals, trajectory, stats = _spectral(J, f0, Y, lr, wanted, scheme)
+    else:
+        residuals, trajectory, stats = _as_far_as_it_goes(solve, J, len(wanted))
     return Evolution(J, lr, wanted[: len(residuals)], _finite(residuals).to(J.dtype), trajectory, stats)
 
 
@@ -239,26 +236,6 @@ def _sampled_flow(
     _, stats = integrate(slope, start, range(1, int(steps[-1]) + 1), stiffness, rtol, 0.0, most, add)
     summed = torch.stack(residuals) if residuals else f0.new_empty((0, *f0.shape))
     return summed, lambda: torch.stack(outputs), stats
-
-
-def _krylov_flow(J: Jacobian, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], rtol: float) -> Solution | None:
-    """`mse` with the full kernel: R' = r − hΘR, h = η/(N d2), in a Krylov space; None where that grows too large.
-
-    In float32, products are wrong by up to eps·λ_max, which moves an eigenvalue of 0 enough to decay once htλ_max·eps
-    nears 1: for such long times they are made again in float64, from a copy of J.
-    """
-    d2 = f0.shape[1]
-    start, h, eps = (Y - f0.double()) / d2, lr / f0.numel(), torch.finfo(J.dtype).eps
-    found, stats = linear_flow(J.product, start, h, steps, 0.01 * rtol, eps), Statistics()
-    if J.dtype != torch.float64 and (found is None or h * found.largest * steps[-1] * eps > 0.1):
-        stats.evaluations = 0 if found is None else found.products
-        stats.fallback = "products in float64: after so long a time the rounding of float32 counts"
-        found = linear_flow(J.double().product, start, h, steps, 0.01 * rtol, eps)
-    if found is None:
-        return None
-    stats.evaluations += found.products
-    slopes = found.slopes
-    return found.residuals, lambda: Y - d2 * slopes, stats
 
 
 def _descent(theta: Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: Loss) -> Solution:

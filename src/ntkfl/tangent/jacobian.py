@@ -10,15 +10,16 @@ H_ij = (1/d2) ⟨J_i, J_j⟩_F, [N, N], which the paper uses for every output al
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
-from ntkfl.errors import ModelError
+from ntkfl.errors import ModelError, NTKFLError
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -50,10 +51,6 @@ class Block(ABC):
     @abstractmethod
     def add_vjp(self, out: Tensor, cotangent: Tensor) -> None:
         """out [..., d] += J_blockᵀ cotangent, with cotangent [..., N, d2]."""
-
-    @abstractmethod
-    def product(self, cotangent: Tensor) -> Tensor:
-        """This block's share of the full kernel's product, J_block J_blockᵀ R: [N, d2] -> [N, d2]."""
 
     @abstractmethod
     def gram(self, other: Self) -> Tensor:
@@ -145,21 +142,22 @@ class Jacobian(ABC):
 
     @abstractmethod
     def scaled(self, factors: Tensor) -> Jacobian:
-        """Row i times factors[i], for factors [N]."""
+        """Row i times factors[i], for factors [N]. Costs a copy of the sensitivities, or of all derivatives."""
 
     @abstractmethod
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The same with every stored tensor changed."""
 
-    def to(self, *targets: torch.device | str | torch.dtype) -> Self:
-        """The same on a device, in a floating type, or both: J.to("cuda"), J.to(torch.float64), in any order."""
-        dtypes = [target for target in targets if isinstance(target, torch.dtype)]
-        devices = [target for target in targets if not isinstance(target, torch.dtype)]
-        if len(dtypes) > 1 or len(devices) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
-            raise ModelError(f"a Jacobian goes to one device and one floating type, not to {targets}")
-        device, dtype = devices[0] if devices else self.device, dtypes[0] if dtypes else self.dtype
-        # Tokens and positions are integers whatever the derivatives are.
-        return self.mapped(lambda t: t.to(device, dtype if t.is_floating_point() else t.dtype))
+    def to(self, *target: Any) -> Self:
+        """The same on a device, in a floating type, or both, as `Tensor.to` takes them: J.to("cuda", torch.float64)."""
+
+        def moved(t: Tensor) -> Tensor:
+            found = t.to(*target)
+            if not found.is_floating_point() and t.is_floating_point():
+                raise ModelError(f"derivatives have a floating type, not {found.dtype}")
+            return found if t.is_floating_point() else t.to(found.device)  # tokens and positions stay integers
+
+        return self.mapped(moved)
 
     def double(self) -> Self:
         """The same in float64."""
@@ -257,16 +255,6 @@ class BlockJacobian(Jacobian):
             block.add_vjp(out, cotangent)
         return out
 
-    def product(self, cotangent: Tensor) -> Tensor:
-        """The sum of the blocks' own: weights of different blocks do not meet, so no vector [d] is made."""
-        cotangent = self._check("the cotangent", cotangent, self.shape[:2])
-        if cotangent.ndim != 2:
-            return super().product(cotangent)
-        total = self.blocks[0].product(cotangent)
-        for block in self.blocks[1:]:
-            total += block.product(cotangent)
-        return total
-
     def gram(self, other: Jacobian) -> Tensor:
         """The sum of the blocks' own; through dense rows where the forms differ."""
         check_same_network([self, other])
@@ -315,9 +303,9 @@ def check_jacobian(J: object) -> None:
 
 def check_same_network(jacobians: Sequence[Jacobian]) -> None:
     """`ModelError` unless all have the same outputs, weights, type and device."""
-    first = jacobians[0]
-    for J in jacobians[1:]:
+    for J in jacobians:
         check_jacobian(J)
+        first = jacobians[0]
         if J.shape[1:] != first.shape[1:]:
             raise ModelError(
                 f"Jacobians of different networks: {first.shape[1]} outputs and {first.shape[2]} weights "
@@ -344,6 +332,74 @@ def row_index(index: RowIndex, length: int, device: torch.device) -> Tensor:
         index = torch.as_tensor(index, dtype=None if isinstance(index, int) or len(index) else torch.int64)
     rows = torch.arange(length)[index.cpu() if isinstance(index, Tensor) else index]
     return rows.reshape(-1).to(device)
+
+
+def concatenate(jacobians: Sequence[Jacobian]) -> Jacobian:
+    """Rows of several Jacobians of one network, in order: [N_1, d2, d], [N_2, d2, d] … -> [Σ N_i, d2, d].
+
+    Forms may differ. Consecutive ones of one layout are copied into one form, so that their products are one product.
+    """
+    if not jacobians:
+        raise NTKFLError("nothing to concatenate: the list of Jacobians is empty")
+    check_same_network(jacobians)
+    parts = [part for J in jacobians for part in (J.parts if isinstance(J, StackedJacobian) else [J])]
+    joined = []
+    for _, run in itertools.groupby(parts, key=lambda part: part.layout):
+        same = list(run)
+        tensors = iter([torch.cat(own) for own in zip(*(part.tensors() for part in same), strict=True)])
+        joined.append(same[0].mapped(lambda _, made=tensors: next(made)) if same[1:] else same[0])  # type: ignore[misc]
+    return joined[0] if len(joined) == 1 else StackedJacobian(joined)
+
+
+class StackedJacobian(Jacobian):
+    """Rows in parts of several forms, one after the other."""
+
+    def __init__(self, parts: Sequence[BlockJacobian]) -> None:
+        self.parts = tuple(parts)
+        self.shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
+
+    def _split(self, rows: Tensor, dim: int = 0) -> Iterator[tuple[BlockJacobian, Tensor]]:
+        """Each part with its own of the rows that lie along a dimension."""
+        return zip(self.parts, torch.split(rows, [len(part) for part in self.parts], dim), strict=True)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(t for part in self.parts for t in part.tensors())
+
+    def jvp(self, delta: Tensor) -> Tensor:
+        return torch.cat([part.jvp(delta) for part in self.parts], dim=-2)
+
+    def vjp(self, cotangent: Tensor) -> Tensor:
+        """The sum over parts of each one's own rows."""
+        cotangent = self._check("the cotangent", cotangent, self.shape[:2])
+        return torch.stack([part.vjp(R) for part, R in self._split(cotangent, -2)]).sum(0)
+
+    def gram(self, other: Jacobian) -> Tensor:
+        """Part by part; each meets the other as it is."""
+        return torch.cat([part.gram(other) for part in self.parts])
+
+    def dense(self) -> Tensor:
+        return torch.cat([part.dense() for part in self.parts])
+
+    def norms(self) -> Tensor:
+        return torch.cat([part.norms() for part in self.parts])
+
+    def scaled(self, factors: Tensor) -> StackedJacobian:
+        factors = self._check("factors", factors, self.shape[:1])
+        return StackedJacobian([part.scaled(own) for part, own in self._split(factors)])
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)([part.mapped(change) for part in self.parts])
+
+    def __getitem__(self, index: RowIndex) -> Jacobian:
+        """Consecutive rows of one part travel together, so that order is kept with few pieces."""
+        rows = row_index(index, len(self), torch.device("cpu"))
+        ends = torch.tensor([len(part) for part in self.parts]).cumsum(0)
+        which, lengths = torch.unique_consecutive(torch.searchsorted(ends, rows, right=True), return_counts=True)
+        pieces = [
+            self.parts[part][own - int(ends[part]) + len(self.parts[part])]
+            for part, own in zip(which.tolist(), torch.split(rows, lengths.tolist()), strict=True)
+        ]
+        return concatenate(pieces) if pieces else self.parts[0][:0]
 
 
 def _dense_gram(left: BlockJacobian, right: BlockJacobian, budget: int = 2**26) -> Tensor:

@@ -1,7 +1,7 @@
 """The passes behind a Jacobian: forward with known layers on tape, backward for all outputs, blocks from both.
 
-There is one way to each form: a chain of layers by `chain.py`, the known layers of any other network from the tape of
-`trace`, and every other parameter by `torch.func` (`dense_block`).
+There is one way to each form: known layers from the tape of `trace`, every other parameter by `torch.func`
+(`dense.dense_block`). A `JacobianPlan` says which parameter goes which way; `build.py` makes it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.errors import ModelError
-from ntkfl.tangent.chain import Chain, Cotangents, backward, filter_derivatives, made
-from ntkfl.tangent.dense import DenseBlock, dense_block, pull_back
+from ntkfl.tangent.dense import DenseBlock, dense_block
 from ntkfl.tangent.factored import Call, FactoredBlock
 from ntkfl.tangent.jacobian import Block, BlockJacobian
-from ntkfl.tangent.layers import LAYERS, ConvolutionBlock
-from ntkfl.tangent.layers.geometry import Geometry
+from ntkfl.tangent.layers import LAYERS
 from ntkfl.tangent.layers.tape import Tape, Use, Uses
 from ntkfl.tangent.parameters import call_with, trainable
 
@@ -35,8 +33,8 @@ class Part:
     sample_dims: tuple[int, ...]
     weight: slice | None
     bias: slice | None
-    dense: bool = False  # keep every derivative, where that is smaller than the factors
     constant: bool = False  # its inputs do not depend on any trained weight
+    dense: bool = False  # keep every derivative, where that is smaller than the factors
 
 
 class OtherPaths(ModelError):
@@ -58,14 +56,13 @@ class JacobianPlan:
 
     modules: dict[str, nn.Module]
     parameters: dict[str, torch.Size]
-    known: dict[str, nn.Module]
+    known: dict[str, nn.Module]  # the layers of `LAYERS`
     parts: list[Part]
     left: list[str]
-    outputs: int
-    total: int
+    outputs: int  # d2
+    total: int  # d
     stored: int = 0  # numbers a row of the Jacobian holds
     working: int = 1  # numbers alive while a row is differentiated
-    chain: Chain | None = None  # the layers in order, where `chain.py` knows all of them
 
     def check(self, model: nn.Module) -> None:
         """`ModelError` unless the plan was made for this very model, with the same parameters to train."""
@@ -101,128 +98,6 @@ def trace(
     return Trace(uses, leaves, f)
 
 
-def piece(
-    model: nn.Module,
-    x: Tensor,
-    plan: JacobianPlan,
-    params: Values | None = None,
-    graph: bool = False,
-    contract: Tensor | None = None,
-) -> BlockJacobian:
-    """The Jacobian of a few rows by the plan, at `params` in place of the model's own of those names.
-
-    Its tensors may be views in any order: `compact` it, or copy it to its place. Dense parts become one block, so that
-    one matrix product is for all of them. `graph`: keep what gradients of the derivatives need. `contract`: S
-    [N, c, d2], for S J [N, c, d] in place of J.
-    """
-    values = {**trainable(model), **(params or {})}
-    blocks: list[Block] = []
-    dense: list[DenseBlock] = []
-    if plan.parts:
-        by_hand = plan.chain is not None and not params and not graph and contract is None
-        for block in _chained(x, plan) if by_hand else _taped(model, x, plan, values, graph, contract):
-            if isinstance(block, DenseBlock):
-                dense.append(block)
-            else:
-                blocks.append(block)
-    if plan.left:
-        with substituted(plan.known, {}):
-            dense.append(dense_block(model, x, plan.left, values, graph, contract))
-    if dense:
-        columns = tuple(s for block in dense for s in block.columns)
-        blocks.append(DenseBlock(torch.cat([b.values for b in dense], -1) if dense[1:] else dense[0].values, columns))
-    return BlockJacobian(blocks, plan.outputs if contract is None else contract.shape[1], plan.total)
-
-
-def compact(J: BlockJacobian) -> BlockJacobian:
-    """The same in memory of its own, as blocks want it."""
-    return J.mapped(torch.Tensor.contiguous)
-
-
-def _chained(x: Tensor, plan: JacobianPlan) -> list[Block]:
-    """A block for each part of a chain, in order."""
-    assert plan.chain is not None
-    parts = {part.use.module: part for part in plan.parts}
-    blocks = {name: _of_chain(parts[name], a, at) for name, a, at in backward(plan.chain, x, {*parts}, plan.outputs)}
-    return [blocks[name] for name in parts]
-
-
-def _of_chain(part: Part, input: Tensor, at: Cotangents) -> Block:
-    """A block from inputs [N, …] and cotangents [N, d2, …] that a chain gave."""
-    if part.use.block is not ConvolutionBlock or not part.dense or part.weight is None:
-        return _block(part, [Call(input, made(at))])
-    values = filter_derivatives(input, at, Geometry.of(part.use.settings), part.bias is not None)
-    return DenseBlock(values, (part.weight,) if part.bias is None else (part.weight, part.bias))
-
-
-def _taped(
-    model: nn.Module, x: Tensor, plan: JacobianPlan, values: Values, graph: bool, contract: Tensor | None
-) -> Iterator[Block]:
-    """A block for each part, in order."""
-    recorded = {part.use.module for part in plan.parts}
-    run = trace(model, x, plan.known, recorded, values)
-    _check_paths(run, len(x), plan)
-    if graph:
-        run = trace(model, x, plan.known, recorded, values, live=True)
-    calls = [run.uses[part.use] for part in plan.parts]
-    sensitivities = _sensitivities(run.f, [out for uses in calls for _, out in uses], graph, contract)
-    inputs = [[a if graph else a.detach() for a, _ in uses] for uses in calls]
-    del run, calls  # and the graph, so that each call's sensitivities are free once their block holds them
-    for part, own in zip(plan.parts, inputs, strict=True):
-        pairs = zip(own, part.sample_dims, strict=True)
-        yield _block(part, [Call(a.movedim(dim, 0), sensitivities.pop(0).movedim(dim + 1, 0)) for a, dim in pairs])
-
-
-def _check_paths(run: Trace, rows: int, plan: JacobianPlan) -> None:
-    """Every part was used by all samples, as often as planned; and no weights of a part in any other way, nor those
-    that the plan found unused. Costs a search of the graph, no pass through it.
-    """
-    for part in plan.parts:
-        calls = run.uses.get(part.use, [])
-        if len(calls) != len(part.sample_dims) or any(
-            t.shape[dim] != rows for call, dim in zip(calls, part.sample_dims, strict=True) for t in call
-        ):
-            raise OtherPaths
-    fixed = [leaf for name, leaf in run.leaves.items() if name not in plan.left]
-    f = run.f
-    if fixed and any(g is not None for g in pull_back(f, fixed, torch.ones_like(f), retain_graph=True, zeros=False)):
-        raise OtherPaths
-
-
-def _block(part: Part, calls: Sequence[Call]) -> FactoredBlock | DenseBlock:
-    """All calls' derivatives summed: as factors, or dense where that is smaller or they have no factors in common."""
-    kind, columns = part.use.block, (part.weight, part.bias)
-    factors = kind.factors(calls, part.use.settings)
-    if factors is None:
-        total, *more = [_block(replace(part, dense=True), [call]) for call in calls]
-        assert isinstance(total, DenseBlock)
-        return DenseBlock(sum((block.tensors()[0] for block in more), total.values), total.columns)
-    a, g, settings = factors
-    block = kind(a, g, *columns, settings)
-    return block.densify() if part.dense or part.weight is None else block
-
-
-def _sensitivities(f: Tensor, outputs: Sequence[Tensor], graph: bool, contract: Tensor | None) -> list[Tensor]:
-    """∂f_j/∂out, [d2, *out.shape], for each tapped output in turn; zero for one that nothing uses. With S [N, c, d2],
-    ∂(S f)_j/∂out, [c, *out.shape].
-    """
-
-    def backward(seed: Tensor) -> tuple[Tensor, ...]:
-        return pull_back(f, outputs, seed, retain_graph=True, graph=graph)
-
-    if contract is None:
-        seeds = torch.eye(f.shape[1], dtype=f.dtype, device=f.device).unsqueeze(1).expand(-1, *f.shape)
-    else:
-        seeds = contract.transpose(0, 1)
-    if not graph and len(seeds) > 1:
-        try:
-            # Not `is_grads_batched`: its older rules take the seeds one by one in a convolution and stack the results.
-            return [gradient.detach() for gradient in torch.vmap(backward)(seeds)]
-        except RuntimeError:  # an operation whose backward pass does not batch
-            pass
-    return [torch.stack(same) for same in zip(*[backward(seed) for seed in seeds], strict=True)]
-
-
 @contextmanager
 def substituted(known: dict[str, nn.Module], tapes: dict[str, Tape]) -> Iterator[None]:
     """Known layers run by `LAYERS`, on their tape where they have one, so that no fused kernel is in the way."""
@@ -242,3 +117,105 @@ def substituted(known: dict[str, nn.Module], tapes: dict[str, Tape]) -> Iterator
             module.__dict__["forward"] = forward(module, tapes.get(name) or Tape())
             stack.callback(module.__dict__.pop, "forward")
         yield
+
+
+def used_outside(run: Trace, names: Sequence[str]) -> set[str]:
+    """Which of these parameters are used outside the recorded layers. A search of the graph, no pass through it."""
+    if not names:
+        return set()
+    leaves = [run.leaves[name] for name in names]
+    with torch.enable_grad():
+        gradients = torch.autograd.grad(run.f.sum(), leaves, retain_graph=True, allow_unused=True)
+    return {name for name, g in zip(names, gradients, strict=True) if g is not None}
+
+
+def piece(
+    model: nn.Module,
+    x: Tensor,
+    plan: JacobianPlan,
+    params: Values | None = None,
+    graph: bool = False,
+    contract: Tensor | None = None,
+) -> BlockJacobian:
+    """The Jacobian of a few rows by the plan, at `params` in place of the model's own of those names.
+
+    Its tensors may be views in any order: `compact` it, or copy it to its place. Dense parts become one block, so that
+    one matrix product is for all of them. `graph`: keep what gradients of the derivatives need. `contract`: S
+    [N, c, d2], for S J [N, c, d] in place of J.
+    """
+    values = {**trainable(model), **(params or {})}
+    blocks: list[Block] = []
+    dense: list[DenseBlock] = []
+    for block in _taped(model, x, plan, values, graph, contract) if plan.parts else ():
+        (dense if isinstance(block, DenseBlock) else blocks).append(block)  # type: ignore[attr-defined]
+    if plan.left:
+        with substituted(plan.known, {}):
+            dense.append(dense_block(model, x, plan.left, values, graph, contract))
+    if dense:
+        columns = tuple(s for block in dense for s in block.columns)
+        blocks.append(DenseBlock(torch.cat([b.values for b in dense], -1) if dense[1:] else dense[0].values, columns))
+    return BlockJacobian(blocks, plan.outputs if contract is None else contract.shape[1], plan.total)
+
+
+def compact(J: BlockJacobian) -> BlockJacobian:
+    """The same in memory of its own, as blocks want it."""
+    return J.mapped(torch.Tensor.contiguous)
+
+
+def _taped(
+    model: nn.Module, x: Tensor, plan: JacobianPlan, values: Values, graph: bool, contract: Tensor | None
+) -> Iterator[Block]:
+    """A block for each part, in order. `OtherPaths` unless every part was used by all samples, as often as planned,
+    and in no other way.
+    """
+    recorded = {part.use.module for part in plan.parts}
+    run = trace(model, x, plan.known, recorded, values)
+    for part in plan.parts:
+        calls = run.uses.get(part.use, [])
+        if len(calls) != len(part.sample_dims) or any(
+            t.shape[dim] != len(x) for call, dim in zip(calls, part.sample_dims, strict=True) for t in call
+        ):
+            raise OtherPaths
+    if used_outside(run, [name for name in run.leaves if name not in plan.left]):
+        raise OtherPaths
+    if graph:
+        run = trace(model, x, plan.known, recorded, values, live=True)
+    uses = [run.uses[part.use] for part in plan.parts]
+    inputs = [[a if graph else a.detach() for a, _ in calls] for calls in uses]
+    with torch.enable_grad():
+        f = run.f if contract is None else (contract @ run.f.unsqueeze(2)).squeeze(2)
+    sensitivities = _sensitivities(f, [out for calls in uses for _, out in calls], graph)
+    del run, f, uses  # and the graph, so that each call's sensitivities are free once their block holds them
+    for part, own in zip(plan.parts, inputs, strict=True):
+        calls = []
+        for a, dim in zip(own, part.sample_dims, strict=True):
+            each = [g.movedim(dim, 0) for g in sensitivities.pop(0)]
+            calls.append(Call(a.movedim(dim, 0), torch.stack(each, dim=1)))
+        yield _block(part, calls)
+
+
+def _block(part: Part, calls: Sequence[Call]) -> FactoredBlock | DenseBlock:
+    """All calls' derivatives summed: as factors, or dense where that is smaller or they have no factors in common."""
+    kind = part.use.block
+    factors = kind.factors(calls, part.use.settings)
+    if factors is None:
+        each = [_block(replace(part, dense=True), [call]) for call in calls]
+        return each[0].with_tensors((torch.stack([block.tensors()[0] for block in each]).sum(0),))
+    a, g, settings = factors
+    block = kind(a, g, part.weight, part.bias, settings)
+    return block.densify() if part.dense or part.weight is None else block
+
+
+def _sensitivities(f: Tensor, outputs: Sequence[Tensor], graph: bool) -> list[tuple[Tensor, ...]]:
+    """For each tapped output in turn ∂f_j/∂out for every j; zero for one that nothing uses.
+
+    One pass after the other: `torch.vmap` over them is slower on a CPU, where its arrays leave the cache.
+    """
+    with torch.enable_grad():
+        passes = [
+            torch.autograd.grad(
+                f_j.sum(), outputs, retain_graph=True, create_graph=graph, allow_unused=True, materialize_grads=True
+            )
+            for f_j in f.unbind(1)
+        ]
+    return list(zip(*passes, strict=True))

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ntkfl.tangent.gemm import times_transposed
+from ntkfl.tangent.products import times_transposed
 from ntkfl.version import __version__
 from ntkfl_experiments.bench.race import race
 from ntkfl_experiments.bench.rows import Setting

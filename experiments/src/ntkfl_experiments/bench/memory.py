@@ -34,7 +34,7 @@ def update_peak(samples: int, side: int, hidden: int, device: torch.device) -> d
 def _main() -> None:
     from ntkfl.methods import NTKFL
     from ntkfl.models import mlp
-    from ntkfl.tangent import PAPER_STEPS, Stack, evolve, jacobian, plan_jacobian
+    from ntkfl.tangent import PAPER_STEPS, concatenate, evolve, jacobian, plan_jacobian
     from ntkfl_experiments.bench.inputs import many, synthetic
 
     samples, side, hidden = (int(a) for a in sys.argv[1:4])
@@ -47,11 +47,10 @@ def _main() -> None:
         f0 = model(x)
         evolve(jacobian(model, x[:50]), f0[:50], y[:50], 0.01, PAPER_STEPS)  # libraries warm up
     before, began = reset_peak(device), time.perf_counter()
-    plan, stack = plan_jacobian(model, x), Stack(len(x))
-    for client in torch.split(x, 200):
-        stack.add(jacobian(model, client, plan=plan))
+    plan = plan_jacobian(model, x)
+    J = concatenate([jacobian(model, client, plan=plan) for client in torch.split(x, 200)])
     built = time.perf_counter() - began
-    evolution = evolve(stack.whole(), f0, y, 0.01, PAPER_STEPS, rtol=NTKFL().tolerance)
+    evolution = evolve(J, f0, y, 0.01, PAPER_STEPS, rtol=NTKFL().tolerance)
     evolution.deltas()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

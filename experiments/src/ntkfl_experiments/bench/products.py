@@ -1,4 +1,4 @@
-"""One product with the full kernel, R ↦ J Jᵀ R, in several forms, each against float64."""
+"""One product with the full kernel, R ↦ J Jᵀ R, against float64."""
 
 from __future__ import annotations
 
@@ -9,25 +9,21 @@ from torch import Tensor
 
 from ntkfl.models import mlp
 from ntkfl.tangent import jacobian
-from ntkfl.tangent.factored import FactoredBlock
-from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl_experiments.bench.inputs import fashion, synthetic
 from ntkfl_experiments.bench.race import race, relative
 from ntkfl_experiments.bench.rows import BenchRow, Setting
 
 
 def products(setting: Setting) -> list[BenchRow]:
-    """A kernel product: forms of the sensitivities."""
+    """A kernel product in float32 and in float64."""
     N, side, hidden = (60, 4, 8) if setting.quick else (4000, 28, 100)
     x, _, called = (*synthetic(N, side), "synthetic images") if setting.quick else fashion(N)
     torch.manual_seed(0)
     J = jacobian(mlp(side**2, hidden, 10).to(setting.device), x.to(setting.device))
-    assert isinstance(J, BlockJacobian)
     R = torch.randn(N, 10, generator=torch.Generator().manual_seed(0)).to(setting.device)
     exact = J.double()
     ways: dict[str, Callable[[], Tensor]] = {
         "ours, float32": lambda: J.product(R),
-        "sensitivities as they came": lambda: _as_they_came(J, R),
         "float64": lambda: exact.product(R.double()),
     }
     timed = race(ways, 5, setting)
@@ -45,9 +41,3 @@ def products(setting: Setting) -> list[BenchRow]:
         )
         for name, timing in timed.items()
     ]
-
-
-def _as_they_came(J: BlockJacobian, R: Tensor) -> Tensor:
-    """Through every layer's own `transpose` and `apply`, all of g read twice."""
-    blocks = [block for block in J.blocks if isinstance(block, FactoredBlock)]
-    return torch.stack([FactoredBlock.product(block, R) for block in blocks]).sum(0)

@@ -32,7 +32,7 @@ from ntkfl.methods.rows.robust_rows import Gathered
 from ntkfl.methods.rows.upload import TangentRows
 from ntkfl.models import mlp
 from ntkfl.tangent import Evolution
-from ntkfl.tangent.gemm import times_transposed
+from ntkfl.tangent.products import times_transposed
 from ntkfl.wire.message import Message
 from ntkfl_experiments.bench.inputs import synthetic
 from ntkfl_experiments.bench.race import finish
@@ -177,8 +177,8 @@ def _product_rate(rows: int, width: int, hidden: int, setting: Setting) -> float
     """
     device = setting.device
     a, r = torch.randn(rows, width, device=device), torch.randn(hidden, rows, device=device)
-    across, weight, best = a.T.contiguous(), torch.randn(hidden, width, device=device), [math.inf, math.inf]
-    ways: list[Callable[[], Tensor]] = [lambda: times_transposed(r, across), lambda: times_transposed(a, weight)]
+    weight, best = torch.randn(hidden, width, device=device), [math.inf, math.inf]
+    ways: list[Callable[[], Tensor]] = [lambda: times_transposed(r, a.T), lambda: times_transposed(a, weight)]
     clock: Callable[[], float] = _processor_time if device.type == "cpu" else time.perf_counter
     calls = 1 if device.type == "cpu" else 50
     for i, way in [*enumerate(ways)] * (2 if setting.quick else 20):

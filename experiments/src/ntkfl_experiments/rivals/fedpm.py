@@ -113,10 +113,7 @@ def _second_moments(task: Task, w: Tensor, client: ClientRound) -> dict[str, Ten
         if not isinstance(block, LinearBlock | ConvolutionBlock):
             continue
         assert block.weight is not None
-        if isinstance(block, ConvolutionBlock):
-            a = block.geometry.patches(block.a.flatten(0, 1)).permute(1, 0, 3, 2).flatten(1, 2)
-        else:
-            a = block.a.flatten(0, 1).unsqueeze(0)
+        a = block.seen().transpose(0, 1).flatten(1, 2)
         if block.bias is not None:
             a = torch.cat([a, a.new_ones(*a.shape[:2], 1)], dim=-1)  # [groups, N · positions, m]
         bias = None if block.bias is None else (block.bias.start, block.bias.stop)

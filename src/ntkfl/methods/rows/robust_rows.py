@@ -19,7 +19,7 @@ from ntkfl.errors import NTKFLError, TooFew
 from ntkfl.methods.robust import fair_counts, median
 from ntkfl.methods.rows.upload import TangentRows
 from ntkfl.methods.task import Task
-from ntkfl.tangent import Evolution, Jacobian, Stack
+from ntkfl.tangent import Evolution, Jacobian, concatenate
 from ntkfl.tangent.factored import LinearBlock
 from ntkfl.tangent.jacobian import BlockJacobian
 
@@ -62,9 +62,7 @@ class Gathered:
 
 
 def gather(task: Task, w: Tensor, uploads: list[TangentRows], round: int, form: str = "auto") -> Gathered:
-    """All rows of the round, as the bounds of `[robust]` leave them. The list is emptied as it is read: a round's
-    Jacobian is never in memory twice.
-    """
+    """All rows of the round, as the bounds of `[robust]` leave them. The list is emptied as it is read."""
     robust = task.robust
     rows = _stacked(task, w, uploads, round, robust.verify and holds_inputs(task, w, form))
     if robust.row_clip:
@@ -79,8 +77,8 @@ def _stacked(task: Task, w: Tensor, uploads: list[TangentRows], round: int, veri
     """The rows of all uploads, without a client's surplus and without those that the network does not give."""
     sent = torch.tensor([len(upload.J) for upload in uploads])
     counted = fair_counts(sent, ROW_LIMIT) if task.robust.row_clip else sent
-    stack = Stack(int(counted.sum())) if len(uploads) > 1 else None
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    jacobians: list[Jacobian] = []
     made_up = 0
     for sender, (n, most) in enumerate(zip(sent.tolist(), counted.tolist(), strict=True)):
         upload, device = uploads.pop(0), w.device
@@ -97,15 +95,14 @@ def _stacked(task: Task, w: Tensor, uploads: list[TangentRows], round: int, veri
             made_up += len(own.y) - len(true)
             own.keep(true, "made_up_rows")
         if len(own.y):
-            if stack:
-                stack.add(own.J)
+            jacobians.append(own.J)
             parts.append((own.f0, own.y, own.senders))
     if not parts:
         raise TooFew(f"none of {made_up} rows is what the network gives at the input it holds")
     f0, y, senders = (torch.cat(same) for same in zip(*parts, strict=True))
     counts = {"surplus_rows": int((sent - counted).sum()), "made_up_rows": made_up}
     notes: dict[str, float | str] = {name: count for name, count in counts.items() if count}
-    return Gathered(stack.whole() if stack else own.J, f0, y, senders, verify, notes)
+    return Gathered(concatenate(jacobians), f0, y, senders, verify, notes)
 
 
 def agreeing(task: Task, rows: Gathered, evolve: Callable[[Gathered], Evolution]) -> Evolution:
@@ -204,7 +201,7 @@ def holds_inputs(task: Task, weights: Tensor, form: str = "auto") -> bool:
 def _inputs(J: Jacobian) -> Tensor | None:
     """The inputs [N, n] of a first linear layer, as a factored Jacobian has them; None where it has none."""
     block = J.blocks[0] if isinstance(J, BlockJacobian) else None
-    return block.a[:, 0] if isinstance(block, LinearBlock) and block.T == 1 else None
+    return block.a[:, 0] if isinstance(block, LinearBlock) and block.positions == 1 else None
 
 
 def true_rows(task: Task, weights: Tensor, J: Jacobian, f0: Tensor) -> Tensor:

@@ -12,11 +12,9 @@ from typing import Any
 from torch import nn
 
 from ntkfl.tangent.factored import FactoredBlock, LinearBlock
-from ntkfl.tangent.layers.attention import run_attention
 from ntkfl.tangent.layers.convolution import ConvolutionBlock, run_convolution
 from ntkfl.tangent.layers.embedding import EmbeddingBlock, run_embedding
-from ntkfl.tangent.layers.linear import run_linear
-from ntkfl.tangent.layers.recurrent import run_recurrent
+from ntkfl.tangent.layers.linear import run_attention, run_linear, run_recurrent
 from ntkfl.tangent.layers.scale import ScaleBlock, run_batch_norm, run_group_norm, run_layer_norm, run_rms_norm
 
 # By exact type: a subclass may compute something else.
@@ -24,7 +22,6 @@ LAYERS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.Linear: run_linear,
     nn.Conv1d: run_convolution,
     nn.Conv2d: run_convolution,
-    nn.Conv3d: run_convolution,
     nn.Embedding: run_embedding,
     nn.LayerNorm: run_layer_norm,
     nn.RMSNorm: run_rms_norm,

@@ -1,56 +1,90 @@
-"""`nn.Conv1d`, `Conv2d`, `Conv3d`: input and output sensitivities, never the unfolded patches of the whole batch."""
+"""`nn.Conv1d` and `Conv2d`: input and output sensitivities, never the unfolded patches of the whole batch.
+
+A convolution is a linear layer over patches: at position p of its output it sees patch_p(a) ∈ R^{C_in/groups · K}.
+One dimension is taken for two, of which the first is 1.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ntkfl.tangent.factored import Call, FactoredBlock, LinearBlock, Settings, joined
-from ntkfl.tangent.layers.geometry import Geometry
+from ntkfl.tangent.factored import Call, FactoredBlock, Settings
 from ntkfl.tangent.layers.tape import Tape
+
+_Pair = tuple[int, int]
+
+
+class Geometry(NamedTuple):
+    """How a filter passes over an image; `of(settings)` takes the same numbers in a row, as a block holds them."""
+
+    kernel: _Pair
+    stride: _Pair
+    padding: _Pair
+    dilation: _Pair
+    groups: int
+
+    @staticmethod
+    def of(settings: Settings) -> Geometry:
+        """The geometry of nine numbers."""
+        pairs = (cast(_Pair, settings[i : i + 2]) for i in range(0, 8, 2))
+        return Geometry(*pairs, settings[8])
+
+    @property
+    def settings(self) -> Settings:
+        """All numbers in a row."""
+        return (*self.kernel, *self.stride, *self.padding, *self.dilation, self.groups)
+
+    def positions(self, size: Sequence[int]) -> list[int]:
+        """The output's size for an input's."""
+        each = zip(size, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in each]
+
+    def within(self, size: Sequence[int]) -> bool:
+        """Whether padding is part of the convolution: not if it would make the input more than four times as long.
+
+        So that a stranger's settings cannot make a small message unfold into large arrays.
+        """
+        return all(2 * p <= 3 * n for p, n in zip(self.padding, size, strict=True))
 
 
 class ConvolutionBlock(FactoredBlock):
-    """`out = W ⋆ a + b` used U times a sample: rows Σ_p g_p ⊗ [patch_p(a), 1] over all positions p.
+    """`out = W ⋆ a + b`, used once a sample: rows Σ_p g_p ⊗ [patch_p(a), 1] over all P positions p.
 
-    a: [N, U, C_in, *S]; g: [N, d2, U·C_out·P] for P positions; W: [C_out, C_in/groups, *kernel].
+    a: [N, C_in, H, W]; g: [N, d2, C_out·P]; W: [C_out, C_in/groups, *kernel].
     """
 
     kind = "convolution"
 
-    def measure(self) -> None:
+    def count_positions(self) -> int:
         self.geometry = Geometry.of(self.settings)
-        self.U, self.groups = self.a.shape[1], self.geometry.groups
-        self.P = math.prod(self.geometry.positions(self.a.shape[3:]))
-        self.positions = self.U * self.P
-        self.C_out = self.g.shape[2] // self.positions
-        self.k = self.C_out * (self.a.shape[2] // self.groups) * math.prod(self.geometry.kernel)  # weights
+        self.groups = self.geometry.groups
+        return math.prod(self.geometry.positions(self.a.shape[2:]))
 
     @classmethod
     def factors(cls, calls: Sequence[Call], settings: Settings) -> tuple[Tensor, Tensor, Settings] | None:
-        if len({c.input.shape for c in calls}) > 1:
+        if len(calls) > 1:
             return None  # images of several sizes share no factors, but their derivatives have one shape and add up
-        a = joined([c.input.unsqueeze(1) for c in calls], dim=1)
-        return a, joined([c.sensitivity.flatten(2) for c in calls], dim=2), settings
+        return calls[0].input, calls[0].sensitivity.flatten(2), settings
 
     @classmethod
     def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: Settings) -> bool:
-        if not a.is_floating_point() or a.ndim < 4 or not a.shape[1] or len(settings) != 4 * (a.ndim - 3) + 1:
+        if not a.is_floating_point() or a.ndim != 4 or len(settings) != 9:
             return False
         at = Geometry.of(settings)
         if min(*at.kernel, *at.stride, *at.dilation, at.groups) < 1 or min(at.padding) < 0 or max(settings) >= 2**31:
             return False
-        if not at.within(a.shape[3:]) or min(at.positions(a.shape[3:])) < 1:
+        if not at.within(a.shape[2:]) or min(at.positions(a.shape[2:])) < 1:
             return False
-        outputs = a.shape[1] * math.prod(at.positions(a.shape[3:]))
-        C_in, C_out = a.shape[2], g.shape[2] // outputs
+        P, C_in = math.prod(at.positions(a.shape[2:])), a.shape[1]
+        C_out = g.shape[2] // P
         return (
-            C_out * outputs == g.shape[2]
+            C_out * P == g.shape[2]
             and C_in % at.groups == C_out % at.groups == 0
             and weight == C_out * (C_in // at.groups) * math.prod(at.kernel)
             and bias in (None, C_out)
@@ -62,85 +96,62 @@ class ConvolutionBlock(FactoredBlock):
         return sample_dim == 0
 
     def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """All directions in one convolution, as so many more output channels of each group."""
-        lead, G = weight.shape[:-1], self.groups
-        B, C_in, each = math.prod(lead), self.a.shape[2], self.C_out // G
-        filters = weight.reshape(B, G, each, C_in // G, *self.geometry.kernel).transpose(0, 1)
-        filters = filters.reshape(G * B * each, C_in // G, *self.geometry.kernel)
+        """All B directions in one convolution, as so many more output channels of each group."""
+        lead, G, each = weight.shape[:-1], self.groups, self.n_out // self.groups
+        B, N = math.prod(lead), len(self.a)
+        filters = weight.reshape(B, G, -1).transpose(0, 1).reshape(self._filters(B))
         if bias is not None:
             bias = bias.reshape(B, G, each).transpose(0, 1).reshape(-1)
-        out = self.geometry.convolve(self._images(), filters, bias)
-        out = out.reshape(len(self.a), self.U, G, B, each, self.P)
-        return out.permute(3, 0, 1, 2, 4, 5).reshape(*lead, *self.g.shape[::2])
+        out = F.conv2d(self.a, filters, bias, *self.geometry[1:])
+        return out.reshape(N, G, B, each, self.positions).permute(2, 0, 1, 3, 4).reshape(*lead, N, -1)
 
     def transpose(self, cotangent: Tensor) -> Tensor:
-        """Σ_n x_n ⋆ X_n, a convolution of inputs with cotangents."""
-        lead, G = cotangent.shape[:-2], self.groups
-        B, C_in, each = math.prod(lead), self.a.shape[2], self.C_out // G
-        images = self._images()
-        spread = cotangent.reshape(B, len(images), G, each, self.P).permute(1, 2, 0, 3, 4)
-        spread = spread.reshape(len(images), G * B * each, *self.geometry.positions(images.shape[2:]))
-        shape = (G * B * each, C_in // G, *self.geometry.kernel)
-        weight = self.geometry.weight_gradient(images, spread, shape)
-        return weight.view(G, B, self.k // G).transpose(0, 1).reshape(*lead, self.k)
-
-    def pooled(self, outputs: Tensor) -> Tensor:
-        return outputs.reshape(*outputs.shape[:-1], self.U, self.C_out, self.P).sum(dim=(-3, -1))
-
-    def gram(self, other: Self) -> Tensor:
-        """Dense rows, or pairs of positions where they are cheaper."""
-        if self.groups == 1 and self._pairs_are_cheaper(other, self.positions, self.k // self.C_out, self.C_out):
-            return self._gram_of_pairs(other, self.positions, ConvolutionBlock._pairs)
-        return self._gram_of_dense_rows(other)
-
-    def _pairs(self, other: Self) -> Tensor:
-        """Of patches as positions of a linear layer."""
-        left = self._unfolded()
-        return left.pairs(left if other is self else other._unfolded())
-
-    def seen(self) -> Tensor:
-        """The patches."""
-        patches = self.geometry.patches(self._images())
-        patches = patches.view(len(self.a), self.U, *patches.shape[1:])  # [N, U, G, seen, P]
-        return patches.permute(0, 2, 1, 4, 3).flatten(2, 3)
+        """Σ_n a_n ⋆ X_n, a convolution of inputs with cotangents."""
+        lead, G, each = cotangent.shape[:-2], self.groups, self.n_out // self.groups
+        B, N = math.prod(lead), len(self.a)
+        spread = cotangent.reshape(B, N, G, each, self.positions).permute(1, 2, 0, 3, 4)
+        spread = spread.reshape(N, G * B * each, *self.geometry.positions(self.a.shape[2:]))
+        weight = torch.nn.grad.conv2d_weight(self.a, self._filters(B), spread, *self.geometry[1:])
+        return weight.view(G, B, -1).transpose(0, 1).reshape(*lead, -1)
 
     def weight_values(self) -> Tensor:
-        """Σ_p g_ncp ⊗ patch_p, a matrix product for each sample and group."""
-        N, d2 = self.g.shape[:2]
-        G, each = self.groups, self.C_out // self.groups
-        g = self.g.view(N, d2, self.U, G, each, self.P).permute(0, 3, 1, 4, 2, 5)
-        total = torch.bmm(g.reshape(N * G, d2 * each, self.positions), self.seen().flatten(0, 1))
-        return total.view(N, G, d2, -1).transpose(1, 2).reshape(N, d2, self.k)
+        """Σ_p g_ncp ⊗ patch_p by one convolution with a group for each sample: its patches are never unfolded."""
+        (N, d2), G = self.g.shape[:2], self.groups
+        spread = self.by_output(self.g).reshape(N, d2, G, -1, self.positions).transpose(1, 2)
+        spread = spread.reshape(1, -1, *self.geometry.positions(self.a.shape[2:]))
+        filters = (spread.shape[1], self.a.shape[1] // G, *self.geometry.kernel)
+        weight = torch.nn.grad.conv2d_weight(self.a.flatten(0, 1)[None], filters, spread, *self.geometry[1:4], N * G)
+        return weight.view(N, G, d2, -1).transpose(1, 2).reshape(N, d2, -1)
 
-    def _images(self) -> Tensor:
-        """[N·U, C_in, *S]."""
-        return self.a.reshape(len(self.a) * self.U, *self.a.shape[2:])
+    def by_output(self, numbers: Tensor) -> Tensor:
+        """They lie that way."""
+        return numbers.reshape(*numbers.shape[:-1], self.n_out, self.positions)
 
-    def _unfolded(self) -> LinearBlock:
-        """The same as a linear layer over patches, without groups."""
-        g = self.g.view(*self.g.shape[:2], self.U, self.C_out, self.P).transpose(3, 4).flatten(2)
-        return LinearBlock(self.seen().squeeze(1).contiguous(), g.contiguous(), self.weight, self.bias)
+    def _filters(self, directions: int) -> tuple[int, ...]:
+        return (self.n_out * directions, self.a.shape[1] // self.groups, *self.geometry.kernel)
+
+    def seen(self) -> Tensor:
+        """The patches, [N, groups, P, C_in/groups · K]."""
+        at = self.geometry
+        patches = F.unfold(self.a, at.kernel, at.dilation, at.padding, at.stride)
+        return patches.view(len(self.a), self.groups, -1, self.positions).mT
 
 
-def run_convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, tape: Tape, input: Tensor) -> Any:
+def run_convolution(module: nn.Conv1d | nn.Conv2d, tape: Tape, input: Tensor) -> Any:
     """out = W ⋆ x + b; modes of padding other than zeros are left to autograd."""
-    if module.padding_mode != "zeros" or input.ndim != len(module.kernel_size) + 2:
+    D = len(module.kernel_size)
+    if module.padding_mode != "zeros" or input.ndim != D + 2:
         return NotImplemented
-    x, at = input, inner_geometry(module, input)
-    if at is None:  # padding that differs between the sides, or is large, becomes part of the input
-        x = F.pad(input, module._reversed_padding_repeated_twice)
-        at = _geometry(module, (0,) * len(module.kernel_size))
-    out = at.convolve(x, tape.value(module.weight), tape.optional(module.bias))
-    return tape.tap(ConvolutionBlock, x, out, "weight", None if module.bias is None else "bias", at.settings)
-
-
-def inner_geometry(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Geometry | None:
-    """How this layer passes over x, where its padding is part of the convolution; None where it is not."""
+    x, weight, flat = input, tape.value(module.weight), D == 1
     sides = module._reversed_padding_repeated_twice[::-1]  # PyTorch's own: of each dimension the right, then the left
-    geometry = _geometry(module, tuple(sides[::2]))
-    inside = module.padding_mode == "zeros" and sides[::2] == sides[1::2] and geometry.within(x.shape[2:])
-    return geometry if inside else None
+    numbers = (module.kernel_size, module.stride, tuple(sides[::2]), module.dilation)
+    if flat:
+        x, weight = x.unsqueeze(2), weight.unsqueeze(2)
+        numbers = tuple((default, *own) for default, own in zip((1, 1, 0, 1), numbers, strict=True))  # type: ignore[assignment]
+    at = Geometry(*(cast(_Pair, pair) for pair in numbers), module.groups)
+    if sides[::2] != sides[1::2] or not at.within(x.shape[2:]):  # such padding becomes part of the input
+        x, at = F.pad(x, module._reversed_padding_repeated_twice), at._replace(padding=(0, 0))
 
-
-def _geometry(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, padding: tuple[int, ...]) -> Geometry:
-    return Geometry(module.kernel_size, module.stride, padding, module.dilation, module.groups)
+    out = F.conv2d(x, weight, tape.optional(module.bias), *at[1:])
+    out = tape.tap(ConvolutionBlock, x, out, "weight", None if module.bias is None else "bias", at.settings)
+    return out.squeeze(2) if flat else out

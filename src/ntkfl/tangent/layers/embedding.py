@@ -21,10 +21,6 @@ class EmbeddingBlock(FactoredBlock):
 
     kind = "embedding"
 
-    def measure(self) -> None:
-        self.T = self.positions = self.a.shape[1]
-        self.E = self.g.shape[2] // self.T
-
     @classmethod
     def factors(cls, calls: Sequence[Call], settings: Settings) -> tuple[Tensor, Tensor, Settings]:
         """settings: the token that is padding and never trains, or -1."""
@@ -49,48 +45,25 @@ class EmbeddingBlock(FactoredBlock):
 
     def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
         """δW[token_t] at every position."""
-        rows = weight.reshape(*weight.shape[:-1], self._vocabulary, self.E).index_select(-2, self.a.view(-1))
-        return rows.reshape(*weight.shape[:-1], len(self.a), self.T * self.E)
+        lead = weight.shape[:-1]
+        rows = weight.reshape(*lead, -1, self.n_out).index_select(-2, self.a.view(-1))
+        return rows.reshape(*lead, len(self.a), -1)
 
     def transpose(self, cotangent: Tensor) -> Tensor:
         """Cotangents added up by token."""
         lead = cotangent.shape[:-2]
-        out = cotangent.new_zeros(*lead, self._vocabulary, self.E)
-        out.index_add_(-2, self.a.view(-1), cotangent.reshape(*lead, len(self.a) * self.T, self.E))
-        return out.flatten(-2)
+        out = cotangent.new_zeros(*lead, self.columns // self.n_out, self.n_out)
+        return out.index_add_(-2, self.a.view(-1), cotangent.reshape(*lead, -1, self.n_out)).flatten(-2)
 
-    def gram(self, other: Self) -> Tensor:
-        """Token by token: Σ_v ⟨sum of g over v's places in i, … in j⟩, as many products as pairs share a token."""
-        out = self.g.new_zeros(len(self.g), len(other.g))
-        mine, theirs = self._by_token(), other._by_token()
-        for token in mine.keys() & theirs.keys():
-            (rows, left), (columns, right) = mine[token], theirs[token]
-            out[rows.unsqueeze(1), columns] += left @ right.T
-        return out
+    def meet(self, other: Self) -> Tensor:
+        """1 where two positions have the same token."""
+        return (self.a.view(-1, 1) == other.a.view(1, -1)).to(self.g)
 
     def weight_values(self) -> Tensor:
         """g added up by token: [N, d2, V·E]."""
-        N, d2 = self.g.shape[:2]
-        out = self.g.new_zeros(N, d2, self._vocabulary, self.E)
-        index = self.a.long().view(N, 1, self.T, 1).expand(N, d2, self.T, self.E)
-        return out.scatter_add_(2, index, self.g.view(N, d2, self.T, self.E)).flatten(2)
-
-    @property
-    def _vocabulary(self) -> int:
-        """V, the rows of W."""
-        assert self.weight is not None
-        return int(self.weight.stop - self.weight.start) // self.E
-
-    def _by_token(self) -> dict[int, tuple[Tensor, Tensor]]:
-        """For each token that occurs the samples it occurs in, [m], and the sums of g over its places, [m, d2·E]."""
-        N, d2 = self.g.shape[:2]
-        sample = torch.arange(N, device=self.a.device).unsqueeze(1)
-        keys, place = torch.unique(self.a.long() * N + sample, return_inverse=True)
-        g = self.g.view(N, d2, self.T, self.E).transpose(1, 2).reshape(N * self.T, d2 * self.E)
-        sums = g.new_zeros(len(keys), d2 * self.E).index_add_(0, place.view(-1), g)
-        tokens, counts = torch.unique_consecutive(keys // N, return_counts=True)
-        parts = zip(torch.split(keys % N, counts.tolist()), torch.split(sums, counts.tolist()), strict=True)
-        return dict(zip(tokens.tolist(), parts, strict=True))
+        g = self.g.view(*self.g.shape[:2], self.positions, self.n_out)
+        out = g.new_zeros(*g.shape[:2], self.columns // self.n_out, self.n_out)
+        return out.scatter_add_(2, self.a.long()[:, None, :, None].expand(g.shape), g).flatten(2)
 
 
 def run_embedding(module: nn.Embedding, tape: Tape, input: Tensor) -> Any:

@@ -22,8 +22,9 @@ class ScaleBlock(FactoredBlock):
 
     kind = "scale"
 
-    def measure(self) -> None:
-        self.positions = self.a.shape[1]
+    def count_positions(self) -> int:
+        self.groups = self.a.shape[2]  # each channel sees itself alone
+        return self.a.shape[1]
 
     @classmethod
     def factors(cls, calls: Sequence[Call], settings: Settings) -> tuple[Tensor, Tensor, Settings]:
