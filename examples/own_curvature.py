@@ -8,8 +8,8 @@ from ntkfl.tangent.losses import find_loss
 
 
 class ExactLastLayer(ntkfl.methods.SumNTKFL):
-    def curvature(self, task, w, x, Y, constant=True):
-        sums = super().curvature(task, w, x, Y, constant)
+    def curvature(self, task, w, x, Y, constant=True, generator=None):
+        sums = super().curvature(task, w, x, Y, constant, generator)
         layer = last_layer(task.model, task.outputs)
         start, stop = layer.weight.start, layer.bias.stop  # the layer's columns of the weights [d]
         R = find_loss(self.loss).hessian_root(task.predict(w, x), Y)  # H = R Rᵀ, [n, K, K]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ntkfl.crypto.context import Secret, bind
 from ntkfl.errors import ConfigError
 
-Purpose = Literal["noise", "batches", "quantisation", "dropout", "rounding", "lies", "moments", "steps"]
+Purpose = Literal["noise", "batches", "quantisation", "dropout", "rounding", "lies", "moments", "steps", "labels"]
 Words = NDArray[np.uint64]
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

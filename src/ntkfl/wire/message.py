@@ -15,7 +15,7 @@ from ntkfl.wire.container import pack, pack_header, unpack
 from ntkfl.wire.halves import pack_halves, unpack_halves
 
 # Questions of the server (weights, candidates) and the three kinds of reply; the position is the byte on the wire.
-KINDS = ("weights", "candidates", "rows", "update", "sums")
+KINDS = ("weights", "candidates", "rows", "update", "sums", "curvature")
 
 
 class NamedArrays(Protocol):

@@ -30,7 +30,40 @@ _INPUT_LIMIT = 100.0  # secure sums: an input factor sums squares over positions
 _ROUGH = 2.0**-5  # part of the accepted weights' norm by which 8 bits may miss them
 
 
-class CurvatureSums(Sums):
+class FactorSums(Sums):
+    """`samples` [], and the curvature's factors over these, named as in `tangent/sums.py`."""
+
+    @classmethod
+    def limit(cls, name: str) -> float:
+        role = name.partition("/")[2]
+        return super().limit(name) * (_INPUT_LIMIT if role.startswith((INPUTS, CONSTANT)) else 1.0)
+
+    def sums(self, like: Tensor) -> TangentSums:
+        """Factors, number of samples and, where there is one, the gradient, on the device and in the type of `like`."""
+        names = [name for name in self.arrays if name in (GRADIENT, REST, SAMPLES) or "/" in name]
+        return TangentSums({name: self.take(name, None, like) for name in names})
+
+    def check(self, task: Task) -> None:
+        """Factors whose shapes are those of layers of this network."""
+        super().check(task)
+        like = task.like.new_empty(0, device="cpu")
+        no_gradient = {} if GRADIENT in self.arrays else {GRADIENT: like.new_zeros(()).expand(task.like.numel())}
+        TangentSums({**self.sums(like).arrays, **no_gradient}).layers()
+
+    def sizes(self, task: Task) -> Tensor:
+        """Its samples, and the largest norm of its means, or that of the network's first weights where it is larger:
+        [1, 2].
+        """
+        arrays = [
+            array for name, array in self.arrays.items() if array.is_floating_point() and name not in self.bounded
+        ]
+        norms = [torch.linalg.vector_norm(array.to(task.like.cpu())) for array in arrays]  # may be inf: extreme
+        samples = torch.tensor(float(self.samples), dtype=torch.float64)
+        largest = torch.stack([task.like.cpu().norm() * samples, *norms]).amax() / samples
+        return torch.stack([samples, largest]).unsqueeze(0)
+
+
+class CurvatureSums(FactorSums):
     """Sums over a client's samples at the proposed weights w.
 
     `gradient` [d] and the curvature's factors, named as in `tangent/sums.py`; `samples` []; `losses` float64 [1], or
@@ -54,16 +87,6 @@ class CurvatureSums(Sums):
         halves = tuple(arrays) if method.values == "float16" and not task.privacy.secure_sum else ()
         return cls(arrays | counts | {LOSSES: losses}, halves)
 
-    @classmethod
-    def limit(cls, name: str) -> float:
-        role = name.partition("/")[2]
-        return super().limit(name) * (_INPUT_LIMIT if role.startswith((INPUTS, CONSTANT)) else 1.0)
-
-    def sums(self, like: Tensor) -> TangentSums:
-        """Gradient, factors and number of samples, on the device and in the type of `like`."""
-        names = [name for name in self.arrays if name in (GRADIENT, REST, SAMPLES) or "/" in name]
-        return TangentSums({name: self.take(name, None, like) for name in names})
-
     @property
     def losses(self) -> Tensor:
         """Sums of losses at the proposed and, after the first round, the last accepted weights: float64 [1] or [2]."""
@@ -75,7 +98,8 @@ class CurvatureSums(Sums):
         return int(self.take(FRESH, ())) if FRESH in self.arrays else 0
 
     def check(self, task: Task) -> None:
-        """Counts that fit each other, losses, a gradient [d], and factors whose shapes are those of layers."""
+        """Counts that fit each other, losses, and a gradient [d]."""
+        self.vector(GRADIENT, task.like.cpu())
         super().check(task)
         # A total may be partly of clients that sent their constant factors before.
         some = range(self.samples + 1) if task.privacy.secure_sum else (0, self.samples)
@@ -83,18 +107,6 @@ class CurvatureSums(Sums):
             raise MessageError(f"constant factors of {self.fresh} of {self.samples} samples")
         if not 1 <= len(self.losses) <= 2:
             raise MessageError(f"{len(self.losses)} losses, where one or two are asked for")
-        self.vector(GRADIENT, task.like.cpu())
-        self.sums(task.like.new_empty(0, device="cpu")).layers()
-
-    def sizes(self, task: Task) -> Tensor:
-        """Its samples, and the largest norm of its means, or that of the network's first weights where it is larger:
-        [1, 2].
-        """
-        arrays = self.sums(task.like.new_empty(0, device="cpu")).arrays
-        norms = [torch.linalg.vector_norm(a) for name, a in arrays.items() if name != SAMPLES]  # may be inf: extreme
-        samples = torch.tensor(float(self.samples), dtype=torch.float64)
-        largest = torch.stack([task.like.cpu().norm() * samples, *norms]).amax() / samples
-        return torch.stack([samples, largest]).unsqueeze(0)
 
 
 class StepCurvature(Sums):

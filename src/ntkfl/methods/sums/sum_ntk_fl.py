@@ -78,6 +78,7 @@ _HEAD: dict[str, Any] = {
     "mu": 2.0,
     "delta": 1e-4,
     "largest": 4096,
+    "fisher": "exact",
 }
 # The server's state: the last weights that a cohort accepted and the sums taken there; μ as measured there; by how much
 # μ and δ are raised, and the bound lowered.
@@ -117,18 +118,31 @@ class SumNTKFL(Method):
     largest: int = Field(
         LARGEST, ge=1, description="rows of the largest factor that is sent whole; others are sketched"
     )
+    fisher: Literal["mc", "exact"] = Field(
+        "mc", description="output factors from one drawn label per sample, or from all classes"
+    )
 
     # -- What is meant to be overridden ------------------------------------------------------------------------------
 
-    def curvature(self, task: Task, w: Tensor, x: Tensor, Y: Tensor, constant: bool = True) -> dict[str, Tensor]:
+    def curvature(
+        self,
+        task: Task,
+        w: Tensor,
+        x: Tensor,
+        Y: Tensor,
+        constant: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> dict[str, Tensor]:
         """(1) One client's N g and N Ĉ: sums over the rows of x, with targets Y [N, d2], at the weights w [d].
 
         Arrays by name, all additive, as `tangent/sums.py` has them: `gradient` [d]; `<columns>/inputs` and
         `<columns>/outputs`, the triangles of A and G for the layer whose weights are these columns; of a block without
         G, A alone is the block; `rest`, the diagonal of C at columns of no layer. `constant=False` leaves out factors
-        whose inputs do not depend on any trained weight. Cost: that of a per-sample Jacobian, a chunk at a time.
+        whose inputs do not depend on any trained weight; `generator` draws the labels of fisher "mc". Cost: about three
+        gradient passes with "mc", whatever the number of classes; a chunk at a time.
         """
-        sums = curvature_sums(task.at(w), x, Y, self.loss, task.plan(x), constant, self.largest)
+        plan = task.plan(x)
+        sums = curvature_sums(task.at(w), x, Y, self.loss, plan, constant, self.largest, self.fisher, generator)
         return {name: array for name, array in sums.arrays.items() if name != SAMPLES}
 
     def step(self, flow: Flow, mu: float, delta: float) -> tuple[Tensor, float]:
@@ -254,10 +268,10 @@ class SumNTKFL(Method):
         w0, asks = accepted_weights(question.of_kind("weights"), w), ASKS in question.arrays
         at = [w] if w0 is None else [w, w0]
         losses = torch.stack([per_sample(self.loss, task.predict(v, client.x), Y).sum().double() for v in at])
-        arrays = self._finite_curvature(task, w, client.x, Y, asks)
+        arrays = self._finite_curvature(task, w, client, Y, asks)
         lost = arrays is None
         if arrays is None:
-            shapes = None if w0 is None else self._finite_curvature(task, w0, client.x, Y, asks)
+            shapes = None if w0 is None else self._finite_curvature(task, w0, client, Y, asks)
             if shapes is None:
                 raise NumericalError("the network's derivatives are not finite: look at inputs and initialisation")
             arrays, losses[0] = {name: torch.zeros_like(array) for name, array in shapes.items()}, math.inf
@@ -273,10 +287,13 @@ class SumNTKFL(Method):
         losses = losses.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW)
         return CurvatureSums(arrays | counts | {LOSSES: losses}, halves)
 
-    def _finite_curvature(self, task: Task, w: Tensor, x: Tensor, Y: Tensor, asks: bool) -> dict[str, Tensor] | None:
-        """`curvature`, or None where it is not finite."""
+    def _finite_curvature(
+        self, task: Task, w: Tensor, client: ClientRound, Y: Tensor, asks: bool
+    ) -> dict[str, Tensor] | None:
+        """`curvature`, or None where it is not finite. Labels are drawn from the client's randomness of the round."""
+        generator = torch.Generator(w.device).manual_seed(client.randomness.seed("labels"))
         try:
-            arrays = self.curvature(task, w, x, Y, asks)
+            arrays = self.curvature(task, w, client.x, Y, asks, generator)
         except NumericalError:
             return None
         return arrays if all(bool(array.isfinite().all()) for array in arrays.values()) else None
