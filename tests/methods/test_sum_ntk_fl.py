@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import runpy
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
@@ -28,6 +28,7 @@ D, HIDDEN, OUT = 5, 7, 3
 class Unlimited(SumNTKFL):
     """Without the limit on single clients: it compares them, so that a round knows how samples are dealt."""
 
+    fisher: Literal["mc", "exact"] = "exact"
     step_limit: ClassVar[float] = 0.0
 
 
@@ -76,7 +77,9 @@ def test_a_round_is_the_flow_of_the_pooled_data_however_they_are_dealt() -> None
         assert outcome.train_loss == pytest.approx(loss, rel=1e-12)
         assert [s.way for s in log].count("up") == len(rows)  # one exchange
         assert outcome.diagnostics["samples"] == len(y)
-    assert torch.equal(play(SumNTKFL(time=0), task, dealt(x, y, [everyone]))[0].state["weights"], task.like)
+    assert torch.equal(
+        play(SumNTKFL(fisher="exact", time=0), task, dealt(x, y, [everyone]))[0].state["weights"], task.like
+    )
 
 
 def test_one_round_is_ridge_regression_for_a_model_linear_in_its_weights() -> None:
@@ -105,7 +108,7 @@ def test_a_linear_head_begins_with_the_ridge_solution() -> None:
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     task, clients = Task(head, 3, "ce"), dealt(x, y, list(torch.arange(90).split(30)))
-    method = fitted(SumNTKFL(delta=0), head, 3, everyone=True)
+    method = fitted(SumNTKFL(fisher="exact", delta=0), head, 3, everyone=True)
     outcome, _ = play(method, task, clients)
     a = torch.cat([x, torch.ones(90, 1, dtype=torch.float64)], 1)
     expected = 3 / 2 * torch.linalg.lstsq(a, nn.functional.one_hot(y, 3).double() - 1 / 3).solution
@@ -118,12 +121,12 @@ def test_a_linear_head_begins_with_the_ridge_solution() -> None:
     losses = [float(task.losses(task.predict(w, x), y).mean()) for w in (task.like, found, later)]
     assert losses == sorted(losses, reverse=True)
 
-    said = "average = 0, label_smoothing = 0, values = float32, time = none, mu = 2, largest = 4096"
+    said = "average = 0, label_smoothing = 0, values = float32, time = none, mu = 2, largest = 4096, fisher = exact"
     assert task.notes[0] == f"only a last linear layer trains: {said}"
 
 
 def test_what_was_given_is_kept_whatever_the_network() -> None:
-    head, deep, given = nn.Linear(5, 3), small_task().model, SumNTKFL(mu=7.0, time=200.0)
+    head, deep, given = nn.Linear(5, 3), small_task().model, SumNTKFL(fisher="exact", mu=7.0, time=200.0)
     assert fitted(given, deep, 3, everyone=True) is fitted(given, head, 3, everyone=False) is given
     assert written(fitted(given, head, 3, everyone=True)) == written(given) | {
         "average": 0.0, "label_smoothing": 0.0, "values": "float32", "delta": 1e-4, "largest": 4096,
@@ -195,7 +198,7 @@ def test_mu_is_measured_where_positions_share_weights(mu: float) -> None:
 
 def test_mu_is_not_measured_where_factors_are_whole_and_positions_share_nothing() -> None:
     def exchanges(**options: Any) -> int:
-        return len(play(SumNTKFL(**options), small_task(), small_clients(9))[1]) // 2
+        return len(play(SumNTKFL(fisher="exact", **options), small_task(), small_clients(9))[1]) // 2
 
     assert exchanges() == 1
     assert exchanges(largest=5) == 2  # sketches lose curvature, too
@@ -210,7 +213,11 @@ def test_the_example_has_the_exact_block_of_the_last_layer() -> None:
     assert len(path.read_text().splitlines()) <= 30
     kind: type[SumNTKFL] = runpy.run_path(str(path))["ExactLastLayer"]
     kind.step_limit = 0.0
-    method, task, clients = kind(values="float32", label_smoothing=0), small_task(), small_clients(30, 12, 21)
+    method, task, clients = (
+        kind(values="float32", label_smoothing=0, fisher="exact"),
+        small_task(),
+        small_clients(30, 12, 21),
+    )
     outcome, _ = play(method, task, clients)
     x, y = pooled(clients)
     g, C = dense(sums_at(task, task.like, clients))
@@ -249,7 +256,7 @@ def test_frozen_weights_stay_and_the_others_flow_as_if_alone() -> None:
     first.requires_grad_(False)
     whole, head = Task(task.model, OUT, "ce"), Task(last, OUT, "ce")
     seen = [ClientRound(c.id, act(first(c.x)).detach(), c.y, c.randomness) for c in clients]
-    ends = [play(SumNTKFL(), t, c)[0].state["weights"] for t, c in ((whole, clients), (head, seen))]
+    ends = [play(SumNTKFL(fisher="exact"), t, c)[0].state["weights"] for t, c in ((whole, clients), (head, seen))]
     assert torch.allclose(*ends, rtol=1e-9)
     assert len(ends[0]) == (HIDDEN + 1) * OUT
 
@@ -261,7 +268,9 @@ def test_every_network_of_the_package(name: str) -> None:
     options: dict[str, Any] = {"vocabulary": 20} if name == "transformer" else {}
     x = torch.randint(0, 20, (24, 6)) if name == "transformer" else torch.randn(24, *shapes[name])
     task, y = Task(ntkfl.models.MODELS[name](shapes[name], 3, **options), 3, "ce"), torch.arange(24) % 3
-    cautious = SumNTKFL(delta=3.0)  # short enough a step to descend on any network: the direction is what is tested
+    cautious = SumNTKFL(
+        fisher="exact", delta=3.0
+    )  # short enough a step to descend on any network: the direction is what is tested
     state = play_rounds(cautious, task, dealt(x, y, list(torch.arange(24).split(9))), 2)
     before, after = (task.losses(task.predict(w, x), y).mean() for w in (task.like, state["weights"]))
     assert after < before

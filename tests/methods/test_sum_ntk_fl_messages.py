@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def triangle(n: int) -> int:
 @pytest.mark.parametrize(("values", "width"), [("float16", 2), ("float32", 4)])
 def test_bytes_are_triangles_in_few_bits(values: str, width: int) -> None:
     task, clients = small_task(dtype=torch.float32), small_clients(9, 4, dtype=torch.float32)
-    method = SumNTKFL(values=values)
+    method = SumNTKFL(fisher="exact", values=values)
     _, log = play(method, task, clients)
     numbers = WEIGHTS + triangle(HIDDEN + 1) + triangle(HIDDEN) + triangle(OUT)
     for sent in log:
@@ -50,7 +50,7 @@ def test_bytes_are_triangles_in_few_bits(values: str, width: int) -> None:
 
 def test_constant_factors_are_asked_for_once_per_client_and_no_longer_than_needed() -> None:
     task, clients = small_task(), small_clients(30, 12, 21, 8)
-    method = SumNTKFL(values="float32")
+    method = SumNTKFL(fisher="exact", values="float32")
     state = method.start(task, task.like)
     for number, cohort in enumerate([(0, 1), (1, 2)], 1):
         for _ in range(2):  # a round that is repeated gets them again
@@ -86,7 +86,7 @@ def test_a_frozen_backbone_sends_its_features_once() -> None:
     task = small_task()
     task.model[0].requires_grad_(False)  # type: ignore[index]
     task = Task(task.model, OUT, "ce")
-    method = fitted(SumNTKFL(), task.model, OUT, everyone=True)
+    method = fitted(SumNTKFL(fisher="exact"), task.model, OUT, everyone=True)
     outcome, _ = play(method, task, small_clients(9, 12))
     _, log = play(method, task, small_clients(9, 12), outcome.state, 2)
     assert {name for name in log[-1].message.arrays if "/" in name} == {"0-21+21-24/outputs"}
@@ -106,7 +106,7 @@ def changed(message: Message, **arrays: Tensor) -> Message:
 
 def test_replies_that_are_none_are_refused() -> None:
     task, clients = small_task(dtype=torch.float32), small_clients(9, 8, 7, 6, dtype=torch.float32)
-    replies = [reply(SumNTKFL(), task, client) for client in clients]
+    replies = [reply(SumNTKFL(fisher="exact"), task, client) for client in clients]
     good = replies[0]
     CurvatureSums.parse(good, task)
     whole, outputs = torch.tensor, good.arrays[f"{SECOND}/outputs"]
@@ -135,7 +135,7 @@ def test_replies_that_are_none_are_refused() -> None:
 
 
 def test_other_networks_are_refused_by_clients_and_servers() -> None:
-    method, task = SumNTKFL(), small_task(dtype=torch.float32)
+    method, task = SumNTKFL(fisher="exact"), small_task(dtype=torch.float32)
     (client,) = small_clients(9, dtype=torch.float32)
     other = Task(nn.Linear(D, OUT), OUT, "ce")
     with pytest.raises(MessageError, match="has shape"):
@@ -146,7 +146,7 @@ def test_other_networks_are_refused_by_clients_and_servers() -> None:
 
 def test_curvatures_that_are_none_are_refused() -> None:
     task, clients = convolutional(torch.float32)
-    method, whole = SumNTKFL(), torch.tensor
+    method, whole = SumNTKFL(fisher="exact"), torch.tensor
     question = Message("candidates", 1, {"weights": task.like, "change": 0.01 * task.like})
     good, *others = (method.answer(task, question, client).message(1) for client in clients)
     for change in ({"samples": whole(0)}, {"curvature": whole(-1.0)}, {"curvature": whole([1.0])}):
@@ -165,6 +165,7 @@ def test_curvatures_that_are_none_are_refused() -> None:
 class Counting(SumNTKFL):
     """A method of somebody's own, whose clients also say how many samples they have of each class."""
 
+    fisher: Literal["mc", "exact"] = "exact"
     name: ClassVar[str] = "counting"
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> CurvatureSums | StepCurvature:
@@ -180,7 +181,7 @@ class Counting(SumNTKFL):
 @pytest.mark.parametrize("values", ["float16", "float32"])
 def test_arrays_of_a_derived_method_are_left_to_it_and_halves_are_read_as_values(values: str) -> None:
     task, clients = small_task(), small_clients(9, 12, 8)
-    plain, _ = play(SumNTKFL(values=values), task, clients)
+    plain, _ = play(SumNTKFL(fisher="exact", values=values), task, clients)
     outcome, log = play(Counting(values=values), task, clients)
     assert torch.equal(outcome.state["weights"], plain.state["weights"])
     replies = [s.message for s in log if s.way == "up"]
@@ -221,7 +222,7 @@ def test_layers_whose_factors_are_sketches_are_named() -> None:
 
     def notes(**options: int) -> list[str]:
         task = Task(model, 3, "ce")
-        SumNTKFL(**options).start(task, task.like)
+        SumNTKFL(fisher="exact", **options).start(task, task.like)
         return task.notes
 
     assert notes() == []

@@ -109,7 +109,7 @@ def test_a_step_that_raised_the_loss_is_taken_back(far: float, values: str) -> N
 
 def test_a_client_whose_derivatives_overflow_sends_its_constant_factors_later() -> None:
     task, (client,) = relu_task(torch.float32), small_clients(12, dtype=torch.float32)
-    method = SumNTKFL(values="float32")
+    method = SumNTKFL(fisher="exact", values="float32")
     asks = {"asks": torch.tensor(1, dtype=torch.uint8)}
 
     def told(number: int, w: Tensor) -> Reply:
@@ -128,7 +128,7 @@ def test_a_client_whose_derivatives_overflow_sends_its_constant_factors_later() 
 def test_weights_that_were_taken_back_never_count_in_the_average() -> None:
     """Neither do those that nobody has accepted yet, once others take their place."""
     task, clients = small_task(), small_clients(30, 12, 21, 17)
-    run = Rounds(task, SumNTKFL(values="float32"))
+    run = Rounds(task, SumNTKFL(fisher="exact", values="float32"))
     accepted, expected, count = list[Tensor](), task.like, 0
     for number in range(1, 9):
         bad = None if number not in (3, 4, 7) else off(run.server.state["weights"], 20)
@@ -170,7 +170,7 @@ def test_without_step_control_training_would_diverge() -> None:
     """μ and δ a thousand times too small: the bound and taking back make up for it."""
     task, clients = small_task(), small_clients(30, 12, 21)
     x, y = pooled(clients)
-    method = SumNTKFL(mu=0.01, delta=1e-6, values="float32")
+    method = SumNTKFL(fisher="exact", mu=0.01, delta=1e-6, values="float32")
     plain = task.like
     for _ in range(10):
         plain = plain + Flow(sums_at(task, plain, clients)).change(method.time, method.mu, method.delta)
@@ -182,7 +182,7 @@ def test_without_step_control_training_would_diverge() -> None:
 
 def test_a_step_taken_back_is_measured_anew_only_at_other_weights() -> None:
     task, clients = convolutional()
-    run = Rounds(task, SumNTKFL(values="float32"))
+    run = Rounds(task, SumNTKFL(fisher="exact", values="float32"))
     one = run.play(clients)
     assert {s.kind for s in run.log} == {"weights", "candidates", "sums"}
     two = run.play(clients, off(one.state["weights"], 20))
@@ -197,7 +197,7 @@ LIES = [(0.0, 1e300), (1e300, 0.0), (1e300, 1e300), (0.0, 0.0), (9e299, 1e300), 
 
 
 def round_with_a_liar(task: Task, clients: list[ClientRound], state: State, lie: tuple[float, float]) -> Outcome:
-    method = SumNTKFL(values="float32")
+    method = SumNTKFL(fisher="exact", values="float32")
     conversation = method.round(task, state, 2, range(5))
     question = next(conversation)
     assert isinstance(question, Message)
@@ -213,7 +213,7 @@ def round_with_a_liar(task: Task, clients: list[ClientRound], state: State, lie:
 @pytest.mark.parametrize("lie", LIES)
 def test_one_of_five_neither_takes_a_good_step_back_nor_saves_a_bad_one(lie: tuple[float, float]) -> None:
     task, clients = small_task(), small_clients(20, 20, 20, 20, 20)
-    good = play(SumNTKFL(values="float32"), task, clients)[0].state
+    good = play(SumNTKFL(fisher="exact", values="float32"), task, clients)[0].state
     bad = {**good, "weights": off(good["weights"], 20)}
     honest = max(mean_loss(task, task.like, [c]) for c in clients)
     kept = round_with_a_liar(task, clients, good, lie)
@@ -310,6 +310,6 @@ def test_one_of_five_decides_without_a_limit_and_not_with_one(kind: str) -> None
     honest = float(step(Unlimited(), 1e-9)[0].norm())
     # The bound on what a step's model promises shortens it, too.
     assert float(step(Unlimited(), 100.0)[0].norm()) > max(most, 5 * honest)
-    kept, told = step(SumNTKFL(), 100.0)
+    kept, told = step(SumNTKFL(fisher="exact"), 100.0)
     assert float(kept.norm()) <= most * (1 + 1e-3)
     assert int(told["clipped_clients"]) >= 1

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.privacy.sparsify import sparsify
-from ntkfl.tangent.jacobian import Jacobian
+from ntkfl.tangent.jacobian import Jacobian, StackedJacobian
 from ntkfl.tangent.parameters import call_with, evaluating, flatten, trainable, unflatten
-from ntkfl.tangent.jacobian import StackedJacobian
 from tests.tangent.networks import ARCHITECTURES, build, mlp
 
 EXACT = 1e-10
