@@ -69,7 +69,7 @@ def test_it_is_the_dense_damped_inverse(name: str) -> None:
 
 
 def test_a_sketch_of_all_columns_is_nearly_the_whole_factor() -> None:
-    """With as many directions as the factor's rank, Nyström's approximation is exact up to its shift, a 2,048th of the factor, of which λ is a hundredth."""
+    """With as many directions as the factor's rank, Nyström's approximation is exact up to its shift."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(40, 3)).double(), torch.randn(5, 40, dtype=torch.float64)
     whole, sketched = taken(model, x), taken(model, x, largest=20)

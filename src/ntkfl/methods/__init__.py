@@ -29,6 +29,6 @@ METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
 __all__ = [
     "CPNTKFL", "METHODS", "NTKFL", "QSGD", "Centralized", "ClientRound", "DPFedAvg", "DataShare", "FedAdam", "FedAvg",
-    "FedCOM", "FedNova", "FedProx", "KfacFedAvg", "Method", "Outcome", "Privacy", "PrivateRidge", "PrivateSums", "Robust",
-    "Scaffold", "State", "SumNTKFL", "SumRidge", "Task",
+    "FedCOM", "FedNova", "FedProx", "KfacFedAvg", "Method", "Outcome", "Privacy", "PrivateRidge", "PrivateSums",
+    "Robust", "Scaffold", "State", "SumNTKFL", "SumRidge", "Task",
 ]  # fmt: skip
