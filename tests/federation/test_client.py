@@ -1,4 +1,4 @@
-"""One client: samples drawn once per round, memory of the round's beginning, and no simulator in a deployed one."""
+"""One client: samples drawn once per round, and no simulator in a deployed one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from ntkfl.federation.client import Client, Memory, SeededRandomness
-from ntkfl.methods import NTKFL, Method, Scaffold, State, Task
+from ntkfl.federation.client import Client, SeededRandomness
+from ntkfl.methods import NTKFL, Method, Task
 from ntkfl.privacy.settings import Privacy
-from ntkfl.wire import Message
 
 X, Y = torch.randn(30, 5), torch.arange(30) % 3
 
@@ -46,31 +45,6 @@ def test_no_more_rows_are_used_than_were_agreed() -> None:
     assert len(client(NTKFL(), rows=7).at(1)) == 7
 
 
-class Recorded(Memory):
-    """Memory by round, as a folder keeps it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: dict[int, State] = {}
-
-    def before(self, round: int) -> State:
-        past = [number for number in self.kept if number < round]
-        return dict(self.kept[max(past)]) if past else {}
-
-    def keep(self, round: int, memory: State) -> None:
-        self.kept[round] = memory
-
-
-def test_a_question_that_comes_again_finds_the_memory_that_the_round_began_with() -> None:
-    method = Scaffold(local_steps=3, lr=0.1)
-    own, zero = client(method, memory=Recorded()), torch.zeros_like(task().like)
-    asked = [Message("weights", n, {"weights": task().like, "control": zero}) for n in (1, 2)]
-    first = own.answer(asked[0]).encode()
-    second = own.answer(asked[1]).encode()
-    assert own.answer(asked[1]).encode() == second  # and not as if it had been trained on twice
-    assert first != second
-
-
 def test_a_client_loads_no_simulator() -> None:
     """Nor what only a server or an experiment needs: less to read for whoever answers for a client's machine."""
     module = "ntkfl.federation.client"
@@ -80,7 +54,7 @@ def test_a_client_loads_no_simulator() -> None:
     )
     assert module in loaded
     unwanted = {
-        *(f"ntkfl.federation.{name}" for name in ("simulation", "byzantine", "local", "server")),
+        *(f"ntkfl.federation.{name}" for name in ("simulation", "byzantine", "transport", "server")),
         "ntkfl.services.shuffler.store",
         "ntkfl.services.key_server.app",
     }

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import ntkfl
+from ntkfl.federation.client import FeatureCache
 from ntkfl.federation.config import RunConfig
-from ntkfl.federation.feature_cache import FeatureCache
 from ntkfl.federation.simulation import execute
 
 

@@ -48,7 +48,6 @@ min_clients = 4
 epsilon_per_run = 3.0
 epsilon_per_year = 6.0
 delta = 1e-6
-code = []
 """
 KEY, OTHER = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
 LIMITS = Limits(epsilon_per_run=3.0, epsilon_per_year=6.0, delta=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ import ntkfl
 from ntkfl.crypto.hpke import SealingKey
 from ntkfl.errors import MessageError, Refused
 from ntkfl.federation.byzantine import Byzantine
-from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.secure_sum import open_sum
 from ntkfl.federation.server import remarks
 from ntkfl.federation.simulation import Simulation
@@ -158,7 +158,7 @@ def told(fed: ntkfl.data.Federated, method: Method, privacy: Privacy) -> tuple[l
     """What a run of a round says of clients that count for less: before it, and of its round."""
     notes: list[str] = []
     torch.manual_seed(0)
-    callback, model = Functions(on_start=notes.append), ntkfl.models.mlp(64, 16, 10)
+    callback, model = SimpleNamespace(on_start=notes.append), ntkfl.models.mlp(64, 16, 10)
     run = ntkfl.train(model, fed, method, rounds=1, callbacks=[callback], privacy=privacy)
     return [note for note in notes if "sum_samples" in note], remarks(run.history[0])
 
@@ -214,7 +214,7 @@ def test_an_extreme_update_weighs_as_much_as_its_limit(
     torch.manual_seed(0)
     before = torch.cat([p.detach().flatten() for p in ntkfl.models.mlp(64, 16, 10).double().parameters()])
     monkeypatch.setattr("ntkfl.methods.replies.SUM_LIMIT", 2.0)
-    method, attack = FedAvg(local_steps=1), Byzantine(kind="random", fraction=0.3, scale=1e30)
+    method, attack = FedAvg(local_steps=1), Byzantine(kind="sign-flip", fraction=0.3, scale=1e30)
     run = trained(digits, method, rounds=1, byzantine=attack, seed=1)
     (record,) = run.history
     liars = len(record["byzantine"])

@@ -13,7 +13,6 @@ from torch import nn
 
 import ntkfl
 from ntkfl.errors import ConfigError, ModelError, NumericalError, RunFolderError
-from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.server import remarks
 from ntkfl.methods import NTKFL, FedAvg
@@ -59,7 +58,7 @@ def test_a_round_whose_solver_gives_up_goes_on_and_says_so(
 ) -> None:
     monkeypatch.setattr("ntkfl.tangent.solvers.MOST_PRODUCTS", 200)
     display = RoundTable("ntk-fl", 1, remarks)
-    (record,) = run(digits, NTKFL(steps=(1.0, 1e7)), rounds=1, callbacks=[Functions(on_round=display.show)]).history
+    (record,) = run(digits, NTKFL(steps=(1.0, 1e7)), rounds=1, callbacks=[display.show]).history
     assert record["steps"] == 1.0
     assert record["solver_fallback"].startswith("1 of 2 candidates: ")
     said = " ".join(capsys.readouterr().out.split())  # a console wraps lines
@@ -212,3 +211,28 @@ def test_what_cannot_train_is_refused(
 ) -> None:
     with pytest.raises(error):
         ntkfl.train(model(), digits, method, **{"rounds": 1, "clients_per_round": 5} | options)
+
+
+class Noted:
+    """Writes down its calls."""
+
+    def __init__(self, calls: list[Any]) -> None:
+        self.calls = calls
+
+    def on_begin(self, rounds: int) -> None:
+        self.calls.append(("begin", rounds))
+
+    def on_round(self, record: dict[str, Any], timing: dict[str, Any]) -> None:
+        self.calls.append((record["round"], timing["round"]))
+
+    def on_end(self) -> None:
+        self.calls.append(("end",))
+
+
+def test_functions_and_objects_are_called_in_the_order_given(digits: ntkfl.data.Federated) -> None:
+    calls: list[Any] = []
+    heard = [Noted(calls), lambda record, timing: calls.append(record["round"])]
+    run(digits, FedAvg(local_steps=1), rounds=2, callbacks=heard)
+    assert calls == [("begin", 2), (1, 1), 1, (2, 2), 2, ("end",)]
+    with pytest.raises(ConfigError, match="a callback is a function, or an object with on_round"):
+        run(digits, FedAvg(local_steps=1), callbacks=[3])

@@ -10,12 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ntkfl.atomic import write_atomically
 from ntkfl.cli.stopping import stoppable
 from ntkfl.cli.verbs import AllowCode
 from ntkfl.errors import ConfigError
-from ntkfl.federation.build import load_data
-from ntkfl.federation.config import RunConfig
-from ntkfl.federation.run_folder import Record, RunFolder, write_atomically
+from ntkfl.federation.config import RunConfig, load_data
+from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.progress import ProgressBar
 
 if TYPE_CHECKING:
