@@ -163,28 +163,24 @@ def test_boosted_updates_ruin_a_mean_and_no_robust_one(
     assert accuracy(digits, FedAvg(local_steps=20), BOOSTED, 12, updates=robust) > 0.75
 
 
+def history(fed: ntkfl.data.Federated, rounds: int, scale: float, **robust: Any) -> list[dict[str, Any]]:
+    """Of NTK-FL with a fifth of all clients turning their Jacobians round."""
+    torch.manual_seed(0)
+    attack, model = Byzantine(kind="sign-flip", fraction=0.2, scale=scale), ntkfl.models.mlp(64, 24, 10)
+    own = Simulation(model, fed, NTKFL(), clients_per_round=10, byzantine=attack, robust=Robust(**robust))
+    return own.run(rounds, callbacks=[]).history
+
+
 def test_rows_that_are_longer_than_others_are_cut_to_length(digits: ntkfl.data.Federated) -> None:
     """Honest rows lie within a factor of four of the median, turned ones of six times their length do not."""
-    first = []
-    for clip in (None, 4.0):
-        torch.manual_seed(0)
-        model, attack = ntkfl.models.mlp(64, 24, 10), Byzantine(kind="sign-flip", fraction=0.2, scale=6.0)
-        simulation = Simulation(
-            model, digits, NTKFL(), clients_per_round=10, byzantine=attack, robust=Robust(row_clip=clip)
-        )
-        run = simulation.run(1, callbacks=[])
-        first.append(run.history[0])
-    plain, clipped = first
+    plain, clipped = (history(digits, 1, 6.0, row_clip=clip)[0] for clip in (None, 4.0))
     assert clipped["byzantine"]
     assert clipped["clipped_rows"] == sum(digits.sizes[i] for i in clipped["byzantine"])
     assert clipped["kernel_products"] < plain["kernel_products"]
 
 
 def test_rows_that_were_made_up_are_found_to_the_last(digits: ntkfl.data.Federated) -> None:
-    torch.manual_seed(0)
-    model, attack = ntkfl.models.mlp(64, 24, 10), Byzantine(kind="sign-flip", fraction=0.2)
-    simulation = Simulation(model, digits, NTKFL(), clients_per_round=10, byzantine=attack, robust=Robust(verify=True))
-    for record in simulation.run(2, callbacks=[]).history:
+    for record in history(digits, 2, 1.0, verify=True):
         assert record["byzantine"]
         assert record["made_up_rows"] == sum(digits.sizes[i] for i in record["byzantine"])
 
