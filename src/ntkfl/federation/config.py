@@ -176,7 +176,6 @@ class RunConfig(Options):
     )
     hold_out: int = Field(0, ge=0, description="clients set aside as a validation set")
     stop_at: float | None = Field(None, gt=0, le=1, description="end once the test accuracy is this")
-    precision: str = Field("float32", pattern="^float(32|64)$", description="float32 or float64")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     method: dict[str, Any] = Field(default_factory=lambda: {"name": DEFAULT_METHOD})
@@ -275,8 +274,7 @@ def method_code(options: Mapping[str, Any]) -> list[str]:
 def build_model(config: RunConfig, data: Federated) -> nn.Module:
     """The network for these clients, with its first weights."""
     shape = config.settled[0].model_input_shape(data.input_shape)
-    model = build_network(config.model.suited(config.built_method), shape, data.output_dim, config.seed)
-    return model.to(getattr(torch, config.precision))
+    return build_network(config.model.suited(config.built_method), shape, data.output_dim, config.seed)
 
 
 def build_network(config: ModelConfig, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:

@@ -36,12 +36,7 @@ from ntkfl.privacy.sum_accounting import spent
 from ntkfl.safe_parse import parse_json, read_toml
 from ntkfl.user_code import is_code
 
-SENT = {
-    "rows": "rows of samples (Jacobian, output, label)",
-    "updates": "changes of weights after local training",
-    "sums": "sums over samples",
-    "samples": "samples themselves",
-}
+SENT = ("rows", "updates", "sums", "samples")  # kinds of reply, as a policy calls them
 FLOWER = "flower"  # in `methods`: an ordinary Flower app, whose replies `ntkfl.flower.guard` checks
 ENVIRONMENT, FOLDER = "NTKFL_POLICY", "ledger"
 _DIGEST = "^(sha256:[0-9a-f]{64})?$"
@@ -368,20 +363,14 @@ class Site:
         return left - epsilon
 
     def _promise(self, run: str, terms: Terms, agreed: Agreed, epsilon: float | None, left: float) -> str:
-        """Three lines: what is sent, who sees it, what of ε it takes."""
-        method, privacy = agreed
-        sent = " and ".join(SENT[kind] for kind in agreed.kinds)
-        seen = "this site's replies as they are"
-        if privacy.secure_sum or privacy.shuffle:
-            clients = f"at least {terms.min_clients} clients"
-            alone = f"the total of {clients}, unless server and shuffler collude"
-            seen = alone if privacy.secure_sum else f"rows of {clients}, without senders"
+        """One line: what is sent, and what of ε it takes."""
         cost = "no noise, so no ε: replies may reveal records"
         if epsilon is not None:
             year = f"{left:.3g} are left this year" if self.policy.privacy else "the policy sets no limit"
             cost = f"ε = {epsilon:.3g} at δ = {self.policy.delta(agreed):g} for a record of this site; {year}"
-        accepted = f"run {run} is accepted: {method.name}, {terms.rounds} rounds, sends {sent}"
-        return f"policy: {accepted}\npolicy: the server sees {seen}\npolicy: {cost}"
+        masked = "masked " if agreed.privacy.secure_sum else ""
+        sent = f"sends {masked}{' and '.join(agreed.kinds)}"
+        return f"policy: run {run} is accepted: {agreed.method.name}, {terms.rounds} rounds, {sent}; {cost}"
 
     def _check_running_code(self) -> None:
         if self.policy.code:
