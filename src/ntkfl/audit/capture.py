@@ -130,7 +130,7 @@ def capture(
     simulation = simulation_of(config, data)
     first = _FirstExchange(round, simulation.method, simulation.task.privacy.shuffle)
     simulation.local.listener = first
-    after = simulation.run(round, callbacks=[on_round]).checkpoint["state/weights"]
+    after = simulation.run(round, callbacks=[on_round] if on_round else []).checkpoint["state/weights"]
     simulation = simulation_of(config, data)  # as it was before the first round, to ask what clients held
     task, broadcast, cohort = simulation.task, Message.decode(first.question), first.cohort
     reply, clients, rows = simulation.method.replies[broadcast.kind], simulation.clients, simulation.data.rows
