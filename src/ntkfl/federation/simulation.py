@@ -200,18 +200,20 @@ class Simulation:
             robust=self.robust,
             total_clients=len(self.data),
         )
-        liars = None if byzantine is None else byzantine.drawn(seed, len(self.data))
+        liars, respond = None, honest
+        if byzantine is not None:
+            byzantine.check(self.method)
+            liars = byzantine.drawn(seed, len(self.data))
+            respond = partial(byzantine.reply, liars)
         self.clients = SimulatedClients(
             self.data,
             self.task,
             self.method,
             seed,
             repeatable=repeatable,
-            respond=honest if byzantine is None or liars is None else partial(byzantine.reply, liars),
+            respond=respond,
             features=features,
         )
-        if byzantine is not None:
-            byzantine.check(self.method)
         test = self.clients.place(data.test)
         self._check_model(test[0][:2])
         self.task.example = torch.zeros_like(test[0][:1]), torch.zeros_like(test[1][:1])
