@@ -48,11 +48,10 @@ def test_a_run_leaves_its_folder_and_repeats_from_it(tmp_path: Path) -> None:
     first = ntkfl("train", *SMALL, "--rounds", "3", "--seed", "4", "--out", tmp_path / "a")
     assert first.returncode == 0, first.stderr
     lines = first.stdout.splitlines()
-    assert lines[0].startswith("method: ntk-fl; model: mlp, hidden")
+    assert lines[0].startswith("method: sum-ntk-fl; model: mlp, hidden")
     assert lines[1] == "data: digits, 30 clients (Dirichlet α = 0.1, composition)"
-    assert lines[2] == "ntk-fl sends rows that contain the inputs: for people's data see --private"
-    assert lines[3].split()[:2] == ["round", "accuracy"]
-    assert [line.split()[0] for line in lines[4:7]] == ["1", "2", "3"]
+    assert lines[2].split()[:2] == ["round", "accuracy"]
+    assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "3"]
     assert all(len(line) <= 80 for line in lines[:-1])
     files = {p.name for p in (tmp_path / "a").iterdir()} - {".lock"}
     written = {"config.toml", "history.jsonl", "timings.jsonl", "model.safetensors", "checkpoint"}
@@ -191,7 +190,7 @@ def test_secure_sums_from_the_command_line() -> None:
     assert done.returncode == 0, done.stderr
     (record,) = map(json.loads, done.stdout.splitlines())
     assert (record["summed_clients"], record["bounded_clients"]) == (3, 0)
-    refused = ntkfl(*small, "--secure-sum")
+    refused = ntkfl(*small, "--method", "ntk-fl", "--secure-sum")
     assert refused.returncode == 2
     assert "ntk-fl needs more of clients than the sum of their replies" in refused.stderr
 

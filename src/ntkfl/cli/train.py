@@ -57,7 +57,7 @@ def train(
     client_column: ClientColumn = None,
     split_column: SplitColumn = None,
     method: Annotated[
-        str | None, typer.Option(help=f"{', '.join(METHODS)} (default sum-ntk-fl), or package.module:Class")
+        str | None, typer.Option(help=f"{', '.join(METHODS)} (default {METHODS[0]}), or package.module:Class")
     ] = None,
     model: Annotated[
         str | None, typer.Option(help=f"{', '.join(MODELS)}, or package.module:factory (default {MODELS[0]})")

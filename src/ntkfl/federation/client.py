@@ -62,6 +62,7 @@ class FeatureCache:
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
+        """Features of x [N, …]. The backbone sees `_BATCH` samples at once, so memory does not grow with N."""
         digest = hashlib.sha256(f"{x.dtype} {list(x.shape)};".encode())
         digest.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         if (key := digest.digest()) not in self._held:
@@ -89,7 +90,8 @@ def split_frozen(
 class ClientRandomness(Protocol):
     """What one client draws in a round."""
 
-    def subsampling(self, round: int) -> random.Random: ...
+    def subsampling(self, round: int) -> random.Random:
+        """For the choice of samples: which were drawn must be nobody else's to know."""
 
     def of_round(self, round: int) -> Randomness:
         """For all of the round: ask once, and keep it until the round ends."""

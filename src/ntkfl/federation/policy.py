@@ -101,6 +101,7 @@ class Terms(Options):
 
     @property
     def digest(self) -> str:
+        """Stands for the terms in a ledger, and in what a shuffler pins for a run."""
         return sha256(self.text.encode())
 
 
@@ -151,6 +152,7 @@ class Policy(Options):
 
     @staticmethod
     def read(path: Path) -> Policy:
+        """From a TOML file; `ConfigError` in one line that names it."""
         try:
             return Policy(**read_toml(path))
         except ConfigError as error:
@@ -188,6 +190,7 @@ class Policy(Options):
             raise _refused(f"{found} by the noise that counts here, above epsilon_per_run = {most:g}")
 
     def delta(self, agreed: Agreed) -> float:
+        """The δ at which ε is counted here: the policy's own, or without [privacy] the run's."""
         return self.privacy.delta if self.privacy else agreed.privacy.delta
 
     def epsilon(self, agreed: Agreed, answers: int) -> float | None:
@@ -322,6 +325,7 @@ class Site:
     def _enter(
         self, what: Literal["terms", "reply"], run: str, terms: Terms | None, agreed: Agreed | None, **about: Any
     ) -> None:
+        """Append an entry to the ledger, which the caller holds; without terms it is of an ordinary Flower app."""
         method = {"terms": terms.digest, "method": agreed.method.name} if terms and agreed else {"method": FLOWER}
         self.ledger.append(LedgerEntry(what=what, run=run, time=_clock(), node=self.node, **method, **about))
 
@@ -373,6 +377,7 @@ class Site:
         return f"policy: run {run} is accepted: {agreed.method.name}, {terms.rounds} rounds, {sent}; {cost}"
 
     def _check_running_code(self) -> None:
+        """Refuse code that the policy does not list; read anew each time, as an app may import more later."""
         if self.policy.code:
             for name, digest in running_code().items():
                 if digest not in self.policy.code:

@@ -47,6 +47,7 @@ class RunFolder:
 
     @property
     def holds_run(self) -> bool:
+        """Whether a run was begun here: its settings are the first thing written."""
         return (self.path / "config.toml").exists()
 
     @contextmanager
@@ -180,6 +181,7 @@ class RunFolder:
         self.write(name, "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode())
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
+        """The trained model's state dict, as safetensors."""
         copies = {k: v.detach().cpu().clone() for k, v in tensors.items()}  # the format holds tied weights twice
         self.write(_MODEL, save_tensors(copies))
 
@@ -198,6 +200,7 @@ class RunFolder:
             raise RunFolderError(f"{path} cannot be read, or the run has not ended: {why}") from None
 
     def save_checkpoint(self, round: int, tensors: Mapping[str, Tensor]) -> None:
+        """What the round after `round` starts from, with a checksum over names, types, shapes and bytes."""
         values = {k: v.detach().contiguous().cpu() for k, v in tensors.items()}
         # One entry: the library writes several in no fixed order, and equal states must be equal bytes.
         note = json.dumps({"round": round, "digest": _digest(round, values)})

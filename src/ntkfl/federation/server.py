@@ -47,9 +47,11 @@ class RunningAverage:
 
     @property
     def value(self) -> Tensor:
+        """w̄ [d], the tentative weights included."""
         return self.settled if self.tentative is None else self._with(self.tentative)
 
     def add(self, weights: Tensor) -> None:
+        """Count these weights [d] for good."""
         self.settled = self._with(weights)
         self.count += 1
 
@@ -110,6 +112,9 @@ class ServerState:
         return result
 
     def checkpoint(self) -> State:
+        """All that `restore` needs, by name: the method's state and the average. A tentative step is not stored twice:
+        it is the state's own weights.
+        """
         return {f"state/{name}": t for name, t in self.state.items()} | {
             "averaged": self.average.settled,
             "averages": torch.tensor(self.average.count),
@@ -228,6 +233,11 @@ class Server:
     def _rounds(
         self, folder: RunFolder | None, settings: Mapping[str, Any], resume: bool, on_round: OnRound | None
     ) -> tuple[list[Record], list[Record]]:
+        """Open the folder, and play the rounds that are missing: (history, timings), those found there included.
+
+        A record is written before the checkpoint that counts it. A process killed in between leaves one line too many,
+        which the next `open` cuts off: the round is played again, to the same bytes.
+        """
         rounds, stop_at = int(settings["rounds"]), settings.get("stop_at")
         history, timings, tensors = folder.open(settings, resume) if folder else ([], [], {})
         if tensors:
@@ -262,7 +272,9 @@ class Server:
                 folder.append("attempts.jsonl", {"round": number})
 
     def play(self, number: int) -> tuple[Record, Record]:
-        """One round: (record, timing)."""
+        """One round: (record, timing). `Diverged`, `NumericalError` or `TooFew` where it cannot be built; the state is
+        then as it was, and the round can be played again.
+        """
         with self._drawing(number):
             began, cohort = time.perf_counter(), self._cohort(number)
             outcome, traffic = self.attempt(number, cohort)
@@ -295,6 +307,8 @@ class Server:
                     f"{self.method.name}: `round` has no yield: it must yield a message, return an Outcome"
                 )
             question = next(generator)
+            # A round has one exchange or more: the method yields a question, and is sent the parsed replies. What it
+            # returns in the end is the round's outcome.
             while True:
                 messages = self.transport.exchange(question, cohort, traffic)
                 try:
@@ -310,6 +324,7 @@ class Server:
         return nullcontext() if self.seed is None else seeded_torch(self.task.like.device, self.seed, number)
 
     def _cohort(self, number: int) -> list[int]:
+        """The clients of the round, ascending: drawn by the seed, or those that the transport found."""
         available = list(self.transport.available(self.clients_per_round))
         if self.seed is None:
             return available
@@ -366,12 +381,15 @@ class Server:
         return record | outcome.diagnostics | self.transport.notes(cohort)
 
     def _measured(self) -> tuple[Score, Record]:
+        """The model's score now, and what else the record says of it; nothing without an evaluator."""
         return (Score(None, None, 0), {}) if self.evaluator is None else self.evaluator.measure(self.state)
 
     def checkpoint(self) -> State:
+        """What the next round starts from: the server's state, and what clients of this process keep."""
         return self.state.checkpoint() | self.transport.checkpoint()
 
     def restore(self, tensors: State) -> None:
+        """Go on from a checkpoint."""
         self.state.restore(tensors)
         self.transport.restore(tensors)
 

@@ -169,12 +169,14 @@ class ShuffledTransport(Transport):
         return RowSchema.of(blank, question.round)
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
+        """With a new key, so that rows of another round cannot be opened in this one."""
         self.opener, self._summed = SealingKey.generate(), {}
 
     def end(self) -> None:
         self.opener = SealingKey.generate()  # nothing opens the round's rows any more
 
     def exchange(self, question: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
+        """The rows that could be opened, joined into messages; or the one reply that a secure sum's total makes."""
         if not isinstance(question, Message):
             raise ConfigError(f"{self.method.name} tells clients apart, which the shuffler is there to prevent")
         mixed = self.mix(question, cohort, traffic)
@@ -194,6 +196,7 @@ class ShuffledTransport(Transport):
         return opened.messages
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
+        """Of a secure sum: how many clients it is of, and how many scaled something down to its limit."""
         return self._summed
 
 

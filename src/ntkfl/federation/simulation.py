@@ -148,9 +148,11 @@ def simulation_of(config: RunConfig, data: Federated, device: str | None = None)
 
 
 class Simulation:
-    """A federation in this process, and its server. Where `privacy` asks for projected inputs, P follows from `seed`,
-    which is no secret. With `byzantine`, some clients cheat. Unless `repeatable`, what clients draw, such as noise,
-    comes from the operating system.
+    """A federation in this process, and its server: everything is checked and built here, before the first round.
+
+    `clients` are the simulated clients, `task` the network with its loss, `server` plays the rounds. Where
+    `privacy` asks for projected inputs, P follows from `seed`, which is no secret. With `byzantine`, some clients
+    cheat. Unless `repeatable`, what clients draw, such as noise, comes from the operating system.
     """
 
     def __init__(
@@ -234,6 +236,7 @@ class Simulation:
         )
 
     def _transport(self) -> Transport:
+        """The way to the clients: direct, or through a shuffler where privacy asks for one."""
         if not (self.privacy.shuffle or self.privacy.secure_sum):
             return self.local
         from ntkfl.federation.shuffled import LocalShuffler  # sealing is an extra: only shuffled runs need it

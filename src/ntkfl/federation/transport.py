@@ -65,6 +65,7 @@ class Transport:
         """
 
     def name(self, client: int) -> int | str:
+        """What records call this client."""
         return client
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
@@ -115,6 +116,7 @@ class SimulatedClients:
         return len(self.fed)
 
     def __getitem__(self, number: int) -> Client:
+        """Client `number`, made when it is first asked: of many clients few are in a short run."""
         if number not in self._clients:
             sampled = any(reply.sampled for reply in self.method.replies.values())
             self._clients[number] = Client(
@@ -145,6 +147,7 @@ class SimulatedClients:
         return {f"client/{number}/{name}": t for number, memory in kept.items() for name, t in memory.items()}
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Give clients back what `memories` took; tensors of other names are left alone."""
         memories: dict[int, State] = {}
         for key, t in tensors.items():
             if key.startswith("client/"):
@@ -181,6 +184,7 @@ class LocalTransport(Transport):
         self._standardizes = round == 1 and self.clients.fed.standardization is not None
 
     def exchange(self, question: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
+        """One client after another, in this thread: results do not depend on how many cores there are."""
         began, received = time.perf_counter(), list[Message]()
         if self._standardizes:
             self._count_moments(traffic)
