@@ -19,7 +19,7 @@ from ntkfl.cli import main
 from ntkfl.version import __version__
 from tests.fork_server import Child, run
 
-SMALL = ["--dataset", "digits", "--clients", "30", "--clients-per-round", "4"]
+SMALL = ["--method", "ntk-fl", "--dataset", "digits", "--clients", "30", "--clients-per-round", "4"]
 SMALL += ["--set", "hidden=[12]", "--set", "steps=[50,400]"]
 
 
@@ -48,10 +48,11 @@ def test_a_run_leaves_its_folder_and_repeats_from_it(tmp_path: Path) -> None:
     first = ntkfl("train", *SMALL, "--rounds", "3", "--seed", "4", "--out", tmp_path / "a")
     assert first.returncode == 0, first.stderr
     lines = first.stdout.splitlines()
-    assert lines[0].startswith("method: sum-ntk-fl; model: mlp, hidden")
+    assert lines[0].startswith("method: ntk-fl; model: mlp, hidden")
     assert lines[1] == "data: digits, 30 clients (Dirichlet α = 0.1, composition)"
-    assert lines[2].split()[:2] == ["round", "accuracy"]
-    assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "3"]
+    assert lines[2] == "ntk-fl sends rows that contain the inputs: for people's data see --private"
+    assert lines[3].split()[:2] == ["round", "accuracy"]
+    assert [line.split()[0] for line in lines[4:7]] == ["1", "2", "3"]
     assert all(len(line) <= 80 for line in lines[:-1])
     files = {p.name for p in (tmp_path / "a").iterdir()} - {".lock"}
     written = {"config.toml", "history.jsonl", "timings.jsonl", "model.safetensors", "checkpoint"}
@@ -111,7 +112,7 @@ BAD = {
     "more clients than samples": (["--clients", "5000"], "clients"),
     "more clients per round than clients": (
         ["--clients-per-round", "31"],
-        "from 1 to the 30 clients there are, got 31",
+        "from 1 to all 30, got 31",
     ),
     "steps that fall": (["--set", "steps=[5,3]"], "increasing list of positive numbers"),
     "no writers": (["--partition", "writer"], "writer"),
