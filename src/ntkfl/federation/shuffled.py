@@ -23,7 +23,7 @@ from ntkfl.errors import ConfigError, MessageError, NTKFLError, TooFew, TrustErr
 from ntkfl.federation.client import SeededRandomness
 from ntkfl.federation.secure_sum import SumSchema, mask_reply, open_sum
 from ntkfl.federation.transport import Traffic, Transport
-from ntkfl.federation.validation import MALFORMED
+from ntkfl.federation.validation import MALFORMED, rows_of
 from ntkfl.methods import Method, State, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.methods.replies import Reply
@@ -259,7 +259,7 @@ class LocalShuffler(ShuffledTransport):
                 taken.add(number)
                 size += len(body)
             except NTKFLError:  # a reply that does not split or sum as it should, or that the shuffler refuses
-                traffic.rejected[MALFORMED] += _row_count(reply)
+                traffic.rejected[MALFORMED] += len(rows_of(kind, message))
                 traffic.reasons.setdefault(MALFORMED, "a submission of another form than this round's")
         self._present = frozenset(taken) if key.exchange == 0 else self._present
         if len(taken) < LEAST_CLIENTS or taken != self._present:
@@ -299,10 +299,3 @@ class LocalShuffler(ShuffledTransport):
 
     def restore(self, tensors: State) -> None:
         self.inner.restore(tensors)
-
-
-def _row_count(reply: Reply) -> int:
-    try:
-        return len(reply.split())
-    except (NTKFLError, TypeError):  # a number where there should be rows
-        return 1
