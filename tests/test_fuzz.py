@@ -38,8 +38,7 @@ from torch import nn
 import ntkfl
 from ntkfl.data.files import from_file
 from ntkfl.errors import NTKFLError
-from ntkfl.federation.build import build_network, spelled_out
-from ntkfl.federation.config import RunConfig
+from ntkfl.federation.config import RunConfig, build_network, spelled_out
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import execute
 from ntkfl.methods import METHODS, ClientRound, Method, Privacy, State, Task

@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 
 import ntkfl
-from ntkfl.federation import callbacks
-from ntkfl.federation.callbacks import Functions, Progress
+from ntkfl.federation import simulation
+from ntkfl.federation.simulation import Progress
 from ntkfl.progress import ProgressBar, span
 
 
@@ -38,7 +38,7 @@ def rounds(progress: Progress, clock: Clock, numbers: Iterable[int], total: int)
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(callbacks, "ProgressBar", partial(ProgressBar, clock=clock))
+    monkeypatch.setattr(simulation, "ProgressBar", partial(ProgressBar, clock=clock))
     return clock
 
 
@@ -79,7 +79,10 @@ def test_train_shows_rounds_in_a_terminal_unless_somebody_watches_them(monkeypat
 
     heard: list[int] = []
     assert "round 2 of 2, test accuracy" in shown()
-    listener = Functions(on_round=lambda record, timing: heard.append(record["round"]))
+
+    def listener(record: dict[str, object], _: object) -> None:
+        heard.append(int(str(record["round"])))
+
     assert shown(callbacks=[listener]) == ""
     assert shown(callbacks=[]) == ""
     told = shown(callbacks=[Progress(), listener])

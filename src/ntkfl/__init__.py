@@ -9,13 +9,11 @@ from ntkfl.version import __version__
 
 if TYPE_CHECKING:
     from ntkfl import data, methods, models, tangent
-    from ntkfl.federation.callbacks import Callback, Progress
     from ntkfl.federation.run import Run
-    from ntkfl.federation.simulation import train
+    from ntkfl.federation.simulation import Progress, train
     from ntkfl.tangent import Evolution, Jacobian, Loss, concatenate, evolve, geometric_steps, jacobian
 
 __all__ = [
-    "Callback",
     "Evolution",
     "Jacobian",
     "Loss",
@@ -43,9 +41,8 @@ if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"
 # Imported when first used: the command line answers `--help` without waiting seconds for torch.
 _ROOMS = ("data", "methods", "models", "tangent")
 _HOMES = {
-    **dict.fromkeys(("Callback", "Progress"), "ntkfl.federation.callbacks"),
     "Run": "ntkfl.federation.run",
-    "train": "ntkfl.federation.simulation",
+    **dict.fromkeys(("Progress", "train"), "ntkfl.federation.simulation"),
     **dict.fromkeys(
         ("Evolution", "Jacobian", "Loss", "concatenate", "evolve", "geometric_steps", "jacobian"), "ntkfl.tangent"
     ),

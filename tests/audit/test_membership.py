@@ -10,7 +10,7 @@ from ntkfl.audit.capture import capture
 from ntkfl.audit.membership import advantage, area, attack, by_loss, matched, on_final_model, recall
 from ntkfl.data import load
 from ntkfl.data.partitions import make
-from ntkfl.federation.build import load_data
+from ntkfl.federation.config import load_data
 from ntkfl.methods import Task
 from ntkfl.tangent.parameters import flatten
 from tests.audit.fixtures import config

@@ -15,7 +15,7 @@ from ntkfl.audit.membership import area
 from ntkfl.audit.received import sums_of, total_of
 from ntkfl.audit.study import study, verdicts
 from ntkfl.audit.sums import alignment, attack, counts_by_public, layer_gradient, leverage, on_sums, outside
-from ntkfl.federation.build import build_model, load_data
+from ntkfl.federation.config import build_model, load_data
 from ntkfl.methods import ClientRound
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.losses import per_sample

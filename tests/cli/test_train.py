@@ -19,7 +19,7 @@ from ntkfl.cli import main
 from ntkfl.version import __version__
 from tests.fork_server import Child, run
 
-SMALL = ["--dataset", "digits", "--clients", "30", "--clients-per-round", "4"]
+SMALL = ["--method", "ntk-fl", "--dataset", "digits", "--clients", "30", "--clients-per-round", "4"]
 SMALL += ["--set", "hidden=[12]", "--set", "steps=[50,400]"]
 
 
@@ -112,7 +112,7 @@ BAD = {
     "more clients than samples": (["--clients", "5000"], "clients"),
     "more clients per round than clients": (
         ["--clients-per-round", "31"],
-        "from 1 to the 30 clients there are, got 31",
+        "from 1 to all 30, got 31",
     ),
     "steps that fall": (["--set", "steps=[5,3]"], "increasing list of positive numbers"),
     "no writers": (["--partition", "writer"], "writer"),
@@ -191,7 +191,7 @@ def test_secure_sums_from_the_command_line() -> None:
     assert done.returncode == 0, done.stderr
     (record,) = map(json.loads, done.stdout.splitlines())
     assert (record["summed_clients"], record["bounded_clients"]) == (3, 0)
-    refused = ntkfl(*small, "--secure-sum")
+    refused = ntkfl(*small, "--method", "ntk-fl", "--secure-sum")
     assert refused.returncode == 2
     assert "ntk-fl needs more of clients than the sum of their replies" in refused.stderr
 

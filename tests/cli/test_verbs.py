@@ -16,6 +16,7 @@ from typer.utils import get_params_from_function
 from ntkfl.cli import app, verbs
 from ntkfl.data import NAMES
 from ntkfl.data.partitions import PARTITIONS
+from ntkfl.federation.config import DEFAULT_METHOD
 from ntkfl.methods import METHODS
 from ntkfl.models import MODELS
 
@@ -36,7 +37,7 @@ def test_help_is_quick_and_lists_every_verb() -> None:
 
 def test_names_known_without_torch_are_the_names_there_are() -> None:
     assert set(verbs.METHODS) == set(METHODS)
-    assert verbs.METHODS[0] == "ntk-fl"
+    assert verbs.METHODS[0] == DEFAULT_METHOD
     assert tuple(NAMES) == verbs.DATASETS
     assert set(verbs.PARTITIONS) == set(PARTITIONS)
     assert set(verbs.MODELS) == set(MODELS)

@@ -14,8 +14,7 @@ import torch
 import ntkfl
 from ntkfl.data import IID, ByClient, Dirichlet, from_clients, from_datasets, from_file
 from ntkfl.errors import ConfigError, DataError
-from ntkfl.federation.build import load_data
-from ntkfl.federation.config import RunConfig
+from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.federation.simulation import execute
 from ntkfl.wire import Message
 

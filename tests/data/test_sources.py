@@ -14,8 +14,7 @@ from ntkfl.data import IID, ByClient
 from ntkfl.data.files import Columns
 from ntkfl.data.sources import open_dataset, own_digest
 from ntkfl.errors import ConfigError, DataError
-from ntkfl.federation.build import load_data
-from ntkfl.federation.config import RunConfig
+from ntkfl.federation.config import RunConfig, load_data
 
 
 def picture_folder(root: Path) -> Path:

@@ -10,8 +10,7 @@ import torch
 
 import ntkfl
 from ntkfl.errors import ConfigError, DataError, ModelError
-from ntkfl.federation.build import load_data
-from ntkfl.federation.config import RunConfig
+from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.federation.simulation import execute
 from ntkfl.methods import FedAvg
 
@@ -96,7 +95,7 @@ def test_a_network_of_one_output_on_classes_is_told_of_real_targets() -> None:
         ntkfl.train(torch.nn.Linear(3, 1), fed, FedAvg(loss="mse"), rounds=1)
     notes: list[str] = []
 
-    class Notes(ntkfl.Callback):
+    class Notes:
         def on_start(self, note: str) -> None:
             notes.append(note)
 

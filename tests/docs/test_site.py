@@ -51,7 +51,7 @@ def test_the_api_has_the_names_people_type(site: Path) -> None:
         "methods.SumNTKFL",
         "models.mlp",
         "Run",
-        "Callback",
+        "Progress",
     ):
         assert f'<h3 id="ntkfl.{name}"' in page, name
         assert f"ntkfl.{name}" in html.unescape(re.sub(r"<[^>]+>", "", page)), name

@@ -11,11 +11,9 @@ from torch import Tensor
 
 import ntkfl
 from ntkfl.federation.client import Answer, Client, SeededRandomness, honest
-from ntkfl.federation.evaluation import OwnTestSet
-from ntkfl.federation.local import LocalTransport, SimulatedClients
-from ntkfl.federation.local_shuffler import LocalShuffler
-from ntkfl.federation.server import Server
-from ntkfl.federation.transport import Traffic, Transport
+from ntkfl.federation.server import OwnTestSet, Server
+from ntkfl.federation.shuffled import LocalShuffler
+from ntkfl.federation.transport import LocalTransport, SimulatedClients, Traffic, Transport
 from ntkfl.methods import ClientRound, Method, Outcome, State, Task
 from ntkfl.methods.combinations import settle
 from ntkfl.methods.replies import Reply

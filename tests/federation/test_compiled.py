@@ -46,8 +46,8 @@ def digits() -> ntkfl.data.Federated:
     return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=6, alpha=1.0), seed=0)
 
 
-def trained(model: nn.Module, digits: ntkfl.data.Federated, method: Method, **options: object) -> ntkfl.Run:
-    return ntkfl.train(model, digits, method, rounds=2, clients_per_round=3, callbacks=[], **options)  # type: ignore[arg-type]
+def trained(model: nn.Module, digits: ntkfl.data.Federated, method: Method, out: Path | None = None) -> ntkfl.Run:
+    return ntkfl.train(model, digits, method, rounds=2, clients_per_round=3, callbacks=[], out=out)
 
 
 def weights(model: nn.Module) -> Tensor:
@@ -59,12 +59,11 @@ def weights(model: nn.Module) -> Tensor:
 def test_a_compiled_network_trains_as_a_plain_one(
     how: Callable[[nn.Module], nn.Module], method: Method, digits: ntkfl.data.Federated, tmp_path: Path
 ) -> None:
-    plain = trained(network(), digits, method, out=tmp_path / "plain")
+    plain = trained(network(), digits, method, tmp_path / "plain")
     model = how(network())
     torch.compiler.reset()
-    found = trained(model, digits, method, out=tmp_path / "compiled")
+    found = trained(model, digits, method, tmp_path / "compiled")
     assert found.history == plain.history
-    assert torch.equal(weights(found.model), weights(plain.model))
     assert type(found.model) is type(model)
     for file in ("config.toml", "model.safetensors", "checkpoint/state.safetensors"):
         assert (tmp_path / "plain" / file).read_bytes() == (tmp_path / "compiled" / file).read_bytes()
@@ -79,18 +78,8 @@ def test_the_jacobian_of_a_compiled_network(how: Callable[[nn.Module], nn.Module
     plan = ntkfl.tangent.plan_jacobian(model, x)
     for J in (ntkfl.jacobian(model, x), ntkfl.jacobian(model, x, plan=plan)):
         assert torch.equal(J.dense(), plain.dense())
-        assert J.layout == plain.layout  # type: ignore[attr-defined]
-    before = model(x)  # it is as it was, compiled still
-    assert torch.equal(before, network()(x))
+    assert torch.equal(model(x), network()(x))  # it is as it was, compiled still
     assert model._compiled_call_impl is not None or any(type(m).__name__ == "OptimizedModule" for m in model.modules())
-
-
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_an_autocast_around_training_changes_nothing(method: Method, digits: ntkfl.data.Federated) -> None:
-    plain = trained(network(), digits, method)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = trained(network(), digits, method)
-    assert mixed.history == plain.history
 
 
 class Mixed(nn.Module):
@@ -105,18 +94,15 @@ class Mixed(nn.Module):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-@pytest.mark.parametrize("cast", [False, True])
-def test_an_autocast_in_the_network_is_refused(cast: bool, method: Method, digits: ntkfl.data.Federated) -> None:
-    with pytest.raises(ModelError, match=r"under torch.autocast in its forward: take that out"):
-        trained(Mixed(cast), digits, method)
-    with pytest.raises(ModelError, match=r"under torch.autocast in its forward"):
-        ntkfl.jacobian(Mixed(cast), torch.randn(3, 64))
-
-
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_weights_of_half_precision_are_refused(
-    dtype: torch.dtype, method: Method, digits: ntkfl.data.Federated
+def test_half_precision_is_refused_in_the_network_and_has_no_effect_around_it(
+    method: Method, digits: ntkfl.data.Federated
 ) -> None:
-    with pytest.raises(ModelError, match=r"weights are (b?float16), in which steps get lost: train it in float32"):
-        trained(network().to(dtype), digits, method)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = trained(network(), digits, method)
+    assert mixed.history == trained(network(), digits, method).history
+    for cast in (False, True):
+        with pytest.raises(ModelError, match=r"under torch.autocast in its forward: take that out"):
+            trained(Mixed(cast), digits, method)
+    for dtype in (torch.float16, torch.bfloat16):
+        with pytest.raises(ModelError, match=r"weights are (b?float16), in which steps get lost: train it in float32"):
+            trained(network().to(dtype), digits, method)

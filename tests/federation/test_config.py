@@ -8,8 +8,7 @@ import pytest
 
 from ntkfl.data import IID, ByWriter, Dirichlet, Shards
 from ntkfl.errors import ConfigError
-from ntkfl.federation.build import load_data
-from ntkfl.federation.config import DataConfig, RunConfig
+from ntkfl.federation.config import DataConfig, RunConfig, load_data
 from ntkfl.federation.simulation import execute
 
 

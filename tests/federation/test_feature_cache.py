@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import ntkfl
-from ntkfl.federation.config import RunConfig
-from ntkfl.federation.feature_cache import FeatureCache
+from ntkfl.federation.client import FeatureCache
+from ntkfl.federation.config import ModelConfig, RunConfig
 from ntkfl.federation.simulation import execute
 
 
@@ -91,10 +91,6 @@ def test_a_configuration(tmp_path: Path) -> None:
         RunConfig.read(tmp_path / "run" / "config.toml")
     again = RunConfig.read(tmp_path / "run" / "config.toml", allow_code=True)
     assert again.model == config.model
-
-
-def test_a_backbone_is_the_one_agreed_on() -> None:
-    settings = {"rounds": 1, "clients_per_round": 2, "data": {"dataset": "digits", "partition": "iid", "clients": 2}}
-    method = {"name": "sum-ridge"}
+    other = config.model_copy(update={"model": ModelConfig(**BACKBONE, digest="0" * 64)})
     with pytest.raises(ntkfl.NTKFLError, match="differ from the agreed ones"):
-        execute(RunConfig(model=BACKBONE | {"digest": "0" * 64}, method=method, **settings))
+        execute(other)

@@ -63,21 +63,13 @@ def test_what_is_no_method_is_refused_in_one_line(name: str, why: str) -> None:
     assert "\n" not in str(refused.value)
 
 
+_YIELDS = "yield Message('weights', round, dict(state)); "
 WRONG = {
     "NoYield": ("round", "return Outcome(state, None)", "`round` has no yield"),
-    "NoOutcome": ("round", "yield Message('weights', round, dict(state))", "must return an Outcome, not None"),
-    "NoWeights": ("round", "yield Message('weights', round, dict(state)); return Outcome({}, None)", "found none"),
-    "Shape": (
-        "round",
-        "yield Message('weights', round, dict(state)); return Outcome({'weights': state['weights'][:5]}, None)",
-        r"'weights' of shape \[310\], found \[5\]",
-    ),
+    "NoOutcome": ("round", _YIELDS, "must return an Outcome, not None"),
+    "NoWeights": ("round", f"{_YIELDS}return Outcome({{}}, None)", "found none"),
+    "Shape": ("round", f"{_YIELDS}return Outcome({{'weights': state['weights'][:5]}}, None)", r"\[310\], found \[5\]"),
     "Many": ("answer", "return [super().answer(task, question, client)]", r"must return a Gradient, not \[Gradient"),
-    "Sent": (
-        "answer",
-        "return super().answer(task, question, client).message(1)",
-        "must return a Gradient, not Message",
-    ),
     "Nothing": ("answer", "pass", "must return a Gradient, not None"),
     "Number": ("answer", "return Gradient({'gradient': 1.0})", "'gradient' in a reply must be a tensor, not 1.0"),
 }
@@ -98,12 +90,16 @@ def test_what_breaks_the_contract_is_said(name: str, tmp_path: Path) -> None:
     assert f"wrong_{name}:{name}" in str(refused.value)
 
 
-def trained(method: ntkfl.methods.Method) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights before and after one round of all of three clients, in float64."""
+def trained(
+    method: ntkfl.methods.Method, rounds: int = 1, at: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights before and after rounds of all of three clients, in float64; from `at`, if given."""
     torch.manual_seed(0)
     model = ntkfl.models.mlp(64, 4, 10).double()
+    if at is not None:
+        torch.nn.utils.vector_to_parameters(at, model.parameters())
     fed = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=3), seed=0)
-    run = ntkfl.train(model, fed, method, rounds=1, clients_per_round=3)
+    run = ntkfl.train(model, fed, method, rounds=rounds, clients_per_round=3)
     ends = (torch.nn.utils.parameters_to_vector(m.parameters()).detach() for m in (model, run.model))
     return next(ends), next(ends)
 
@@ -119,42 +115,23 @@ def test_the_smallest_method_is_the_equation_printed_above_it() -> None:
 def test_client_momentum_is_the_equation_printed_above_it() -> None:
     """Without momentum FedAvg; with β, two steps by hand end at w − η g(w) − η (β g(w) + g(w − η g(w)))."""
     how = {"lr": 0.1, "batch_size": 10_000}
-    plain = trained(build_method({"name": "momentum:ClientMomentum", "momentum": 0, "local_steps": 3, **how}))
-    torch.testing.assert_close(plain[1], trained(FedAvg(local_steps=3, **how))[1], rtol=1e-9, atol=1e-12)
-    small = how | {"batch_size": 50, "local_steps": 3}  # the same batches
-    plain = trained(build_method({"name": "momentum:ClientMomentum", "momentum": 0, **small}))
-    torch.testing.assert_close(plain[1], trained(FedAvg(**small))[1], rtol=1e-9, atol=1e-12)
+    for same in (how, how | {"batch_size": 50}):  # the same batches
+        plain = trained(build_method({"name": "momentum:ClientMomentum", "momentum": 0, "local_steps": 3, **same}))
+        torch.testing.assert_close(plain[1], trained(FedAvg(local_steps=3, **same))[1], rtol=1e-9, atol=1e-12)
     w, one = trained(FedAvg(local_steps=1, **how))
     two = trained(FedAvg(local_steps=2, **how))[1]
-    own = trained(build_method({"name": "momentum:ClientMomentum", "momentum": 0.5, "local_steps": 2, **how}))
-    torch.testing.assert_close(
-        own[1], two + 0.5 * (one - w), rtol=1e-9, atol=1e-12
-    )  # η β g(w), averaged, is β (w − w₁)
+    own = trained(build_method({"name": "momentum:ClientMomentum", "momentum": 0.5, "local_steps": 2, **how}))[1]
+    torch.testing.assert_close(own, two + 0.5 * (one - w), rtol=1e-9, atol=1e-12)  # η β g(w), averaged, is β (w − w₁)
 
 
 def test_server_momentum_is_the_equation_printed_above_it() -> None:
     """v ← β v + w̄ − w, w ← w + v, against averaging by itself: two rounds by hand."""
-    fed = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=3), seed=0)
     how = {"lr": 0.1, "local_steps": 2, "batch_size": 10_000}  # all samples in each step: rounds differ in nothing else
-
-    def weights(method: ntkfl.methods.Method, model: torch.nn.Module, rounds: int) -> torch.Tensor:
-        end = ntkfl.train(model, fed, method, rounds=rounds, clients_per_round=3).model
-        return torch.nn.utils.parameters_to_vector(end.parameters()).detach()
-
-    def model(at: torch.Tensor | None = None) -> torch.nn.Module:
-        torch.manual_seed(0)
-        made = ntkfl.models.mlp(64, 4, 10).double()
-        if at is not None:
-            torch.nn.utils.vector_to_parameters(at, made.parameters())
-        return made
-
-    w0 = torch.nn.utils.parameters_to_vector(model().parameters()).detach()
-    w1 = weights(FedAvg(**how), model(), 1)
-    v1 = w1 - w0
     own = build_method({"name": MOMENTUM, "momentum": 0.5, **how})
-    assert torch.allclose(weights(own, model(), 1), w1, rtol=1e-12)
-    w2 = w1 + 0.5 * v1 + (weights(FedAvg(**how), model(w1), 1) - w1)
-    assert torch.allclose(weights(own, model(), 2), w2, rtol=1e-9, atol=1e-12)
+    w0, w1 = trained(FedAvg(**how))
+    assert torch.allclose(trained(own)[1], w1, rtol=1e-12)
+    w2 = w1 + 0.5 * (w1 - w0) + (trained(FedAvg(**how), at=w1)[1] - w1)
+    assert torch.allclose(trained(own, rounds=2)[1], w2, rtol=1e-9, atol=1e-12)
 
 
 def test_what_torch_draws_in_it_follows_from_the_seed(tmp_path: Path) -> None:

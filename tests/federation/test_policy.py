@@ -48,7 +48,6 @@ min_clients = 4
 epsilon_per_run = 3.0
 epsilon_per_year = 6.0
 delta = 1e-6
-code = []
 """
 KEY, OTHER = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
 LIMITS = Limits(epsilon_per_run=3.0, epsilon_per_year=6.0, delta=1e-5)
@@ -280,16 +279,15 @@ def test_each_line_of_a_policy_refuses(
     assert not (tmp_path / FILE).exists() or (tmp_path / FILE).read_bytes() == b""
 
 
-def test_a_method_without_noise_is_allowed_below_privacy_where_it_is_named(tmp_path: Path) -> None:
-    policy = Policy(methods=("sum-ntk-fl",), privacy=LIMITS)
-    assert isinstance(site(tmp_path, policy).admit(terms_of(SumNTKFL()), "a").method, SumNTKFL)
-
-
-def test_samples_leave_only_where_a_policy_says_so(tmp_path: Path) -> None:
+def test_what_is_named_in_methods_may_leave(tmp_path: Path) -> None:
+    """A method without noise below [privacy], and samples themselves, which leave nowhere else."""
     with pytest.raises(Refused, match="centralized sends samples"):  # not as in a simulation either
         site(tmp_path, None).admit(terms_of(Centralized()), "a")
-    for number, named in enumerate(("samples", "centralized")):
-        site(tmp_path, Policy(methods=(named,))).admit(terms_of(Centralized()), f"run {number}")
+    named: list[tuple[str, Method, Limits | None]] = [
+        ("sum-ntk-fl", SumNTKFL(), LIMITS), ("samples", Centralized(), None), ("centralized", Centralized(), None),
+    ]  # fmt: skip
+    for number, (name, method, limits) in enumerate(named):
+        site(tmp_path, Policy(methods=(name,), privacy=limits)).admit(terms_of(method), f"run {number}")
 
 
 def test_replies_go_through_the_shuffler_of_the_terms_and_no_other(tmp_path: Path) -> None:
@@ -352,6 +350,13 @@ def test_the_epsilon_of_a_site_is_what_another_library_makes_of_its_noise(noise_
     epsilon = PRIVATE.epsilon(own, 20) or 0.0
     assert epsilon == pytest.approx(by_accountant({sigma / change: 20}, 1e-5), rel=0.02)
     assert (epsilon < 3.001) == (noise_clients == 1)
+    ridge = PrivateRidge(gram_share=0.7)  # both its sums
+    own = agreed(ridge)
+    widths = ridge.widths(Task(mlp(5, 4, 3), 3, "ce", privacy=own.privacy), {"gram": 15, "cross": 15})
+    change = integer_change([15], False, ridge.grains, ridge.rounding)
+    deviations = {width / change: 1 for width in widths.values()}
+    assert len(deviations) == 2
+    assert PRIVATE.epsilon(own, 1) == pytest.approx(by_accountant(deviations, 1e-5), rel=0.02)
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.01])
@@ -383,28 +388,16 @@ def test_epsilon_covers_whatever_the_network_lets_the_first_round_release(
         assert spent == pytest.approx(real, rel=0.02)
 
 
-def test_the_epsilon_of_private_ridge_is_that_of_both_its_sums() -> None:
-    method = PrivateRidge(gram_share=0.7)
-    own = agreed(method)
-    widths = method.widths(Task(mlp(5, 4, 3), 3, "ce", privacy=own.privacy), {"gram": 15, "cross": 15})
-    change = integer_change([15], False, method.grains, method.rounding)
-    deviations = {width / change: 1 for width in widths.values()}
-    assert len(deviations) == 2
-    assert PRIVATE.epsilon(own, 1) == pytest.approx(by_accountant(deviations, 1e-5), rel=0.02)
-
-
 def test_noise_of_others_counts_in_secure_sums_as_far_as_the_policy_says(tmp_path: Path) -> None:
     shared = {"noise_clients": 4, "secure_sum": True}
     method = agreed(PrivateSums(), **shared)
-    trusting = [
-        PRIVATE.model_copy(update={"privacy": LIMITS.model_copy(update={"noise_clients": n})}) for n in range(1, 6)
-    ]
+    limits = [LIMITS.model_copy(update={"noise_clients": n}) for n in range(1, 6)]
+    trusting = [PRIVATE.model_copy(update={"privacy": limit}) for limit in limits]
     found = [policy.epsilon(method, 20) or 0.0 for policy in trusting]
     assert found == sorted(found, reverse=True)
     assert found[3] == found[4] == pytest.approx(3.0)
-    alone = agreed(
-        PrivateSums(), noise_clients=4
-    )  # the server sees this site's reply, whatever the policy relies on elsewhere
+    # Without masks the server sees this site's reply, whatever the policy relies on elsewhere.
+    alone = agreed(PrivateSums(), noise_clients=4)
     assert [policy.epsilon(alone, 20) for policy in trusting] == [found[0]] * 5
     terms = terms_of(PrivateSums(), 20, shared, **SECURE)
     site(tmp_path, trusting[3]).admit(terms, "a", KEY)
@@ -412,16 +405,12 @@ def test_noise_of_others_counts_in_secure_sums_as_far_as_the_policy_says(tmp_pat
         site(tmp_path / "other", trusting[2]).admit(terms, "a", KEY)
 
 
-def test_what_is_about_to_be_promised_is_printed_in_three_lines_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_about_to_be_promised_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         site(tmp_path).admit(terms_of(PrivateSums(), 20, min_clients=4), "77")
-    assert capsys.readouterr().out.splitlines() == [
-        "policy: run 77 is accepted: private-sums, 20 rounds, sends sums over samples",
-        "policy: the server sees this site's replies as they are",
-        "policy: ε = 3 at δ = 1e-05 for a record of this site; 3 are left this year",
-    ]
+    promise = "ε = 3 at δ = 1e-05 for a record of this site; 3 are left this year"
+    line = f"policy: run 77 is accepted: private-sums, 20 rounds, sends sums; {promise}"
+    assert capsys.readouterr().out.splitlines() == [line]
 
 
 def test_noise_from_a_seed_is_for_simulations(tmp_path: Path) -> None:
@@ -476,12 +465,8 @@ def test_a_repeated_question_gets_the_same_bytes_and_an_altered_one_nothing(tmp_
     again = site(tmp_path)
     again.admit(terms, "a")
     assert again.release("a", 1, 0, question, client.reply(question)) == first
-    for round, exchange, other in [
-        (1, 0, client.question(1, 2.0)),
-        (1, 1, question),
-        (0, 0, question),
-        (-1, 0, question),
-    ]:
+    others = [(1, 0, client.question(1, 2.0)), (1, 1, question), (0, 0, question), (-1, 0, question)]
+    for round, exchange, other in others:
         with pytest.raises(Refused):
             again.release("a", round, exchange, other, client.reply(other))
     again.release("a", 2, 0, client.question(2), client.reply(client.question(2)))
@@ -520,11 +505,12 @@ def test_a_method_of_two_exchanges_is_asked_twice_and_not_without_end(tmp_path: 
 def test_terms_that_change_within_a_run_are_refused(tmp_path: Path) -> None:
     own = site(tmp_path)
     own.admit(terms_of(PrivateSums(), 20), "a")
-    for other in (
+    changes = (
         terms_of(PrivateSums(lr=5.0), 20),
         terms_of(PrivateSums(), 19),
         terms_of(PrivateSums(), 20, {"epsilon": 2.9}),
-    ):
+    )
+    for other in changes:
         again = site(tmp_path)
         with pytest.raises(Refused, match="the terms of run a changed"):
             again.admit(other, "a")

@@ -31,6 +31,11 @@ def trained(**options: Any) -> ntkfl.Run:
     return ntkfl.train(model, fed, method, rounds=2, clients_per_round=2, seed=0, callbacks=[], **options)
 
 
+def same(one: ntkfl.Run, other: ntkfl.Run) -> None:
+    for a, b in zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize(
     ("method", "privacy"),
     [
@@ -45,9 +50,7 @@ def test_a_loaded_run_is_the_run(method: dict[str, Any], privacy: dict[str, Any]
     loaded = ntkfl.Run.load(tmp_path / "run")
     assert (loaded.history, loaded.timings) == (run.history, run.timings)
     assert loaded.config["method"]["name"] == method["name"]
-    assert loaded.model.state_dict().keys() == run.model.state_dict().keys()
-    for name, value in run.model.state_dict().items():
-        assert torch.equal(loaded.model.state_dict()[name], value)
+    same(run, loaded)
     for name, value in run.checkpoint.items():
         assert torch.equal(loaded.checkpoint[name], value)
     test = ntkfl.data.load("digits").test_rows.take()
@@ -95,8 +98,7 @@ def test_a_run_that_was_cut_short_has_the_weights_of_its_last_whole_round(tmp_pa
         lines.write('{"round": 3}\n')  # of a round without a checkpoint
     loaded = ntkfl.Run.load(tmp_path / "run")
     assert loaded.history == run.history
-    for name, value in run.model.state_dict().items():
-        assert torch.equal(loaded.model.state_dict()[name], value)
+    same(run, loaded)
 
 
 def changed(folder: Path, **values: Any) -> Path:

@@ -15,7 +15,7 @@ from ntkfl.federation.run_folder import RunFolder
 def folder(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "run")
     with folder.locked():
-        folder.create({"seed": 1, "method": {"name": "ntk-fl", "steps": None, "lr": 0.1}})
+        folder.open({"seed": 1, "method": {"name": "ntk-fl", "steps": None, "lr": 0.1}}, resume=False)
     for number in (1, 2, 3):
         folder.append("history.jsonl", {"round": number})
     folder.save_checkpoint(2, {"state/weights": torch.arange(5.0), "client/3/c": torch.ones(2, 2)})
@@ -85,6 +85,6 @@ def test_what_a_killed_process_left_half_written_is_swept_away(tmp_path: Path) -
     folder = RunFolder(tmp_path / "run")
     with folder.locked():
         (folder.path / "config.toml.1-2.part").write_text("half")
-        folder.create({"seed": 1})
+        folder.open({"seed": 1}, resume=False)
     assert folder.holds_run
     assert not list(folder.path.glob("*.part"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ import ntkfl
 from ntkfl.crypto.hpke import SealingKey
 from ntkfl.errors import MessageError, Refused
 from ntkfl.federation.byzantine import Byzantine
-from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.secure_sum import open_sum
 from ntkfl.federation.server import remarks
 from ntkfl.federation.simulation import Simulation
@@ -135,30 +135,11 @@ def test_a_large_client_counts_for_a_bounded_number_of_samples(method: Method) -
         assert torch.allclose(small["gradient"].values, replies[1].arrays["gradient"].double())
 
 
-def test_sums_of_rounds_are_the_same_to_the_bit_whoever_masks(digits: ntkfl.data.Federated) -> None:
-    """Masks are fresh in every run and leave no trace in the result."""
-    one, two = (trained(digits, SumNTKFL()) for _ in range(2))
-    assert torch.equal(weights(one), weights(two))
-
-
-def test_updates_beyond_their_limit_are_bounded_and_counted(
-    digits: ntkfl.data.Federated, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ntkfl.methods.replies.SUM_LIMIT", 1e-3)
-    torch.manual_seed(0)
-    before = torch.cat([p.detach().flatten() for p in ntkfl.models.mlp(64, 16, 10).double().parameters()])
-    run = trained(digits, FedAvg(local_steps=3), rounds=1)
-    (record,) = run.history
-    assert record["bounded_clients"] == record["summed_clients"] == 4
-    assert 0 < float((weights(run) - before).abs().max()) <= 1e-3
-    assert remarks(record) == ["4 clients scaled numbers down to the limit of a secure sum"]
-
-
 def told(fed: ntkfl.data.Federated, method: Method, privacy: Privacy) -> tuple[list[str], list[str]]:
     """What a run of a round says of clients that count for less: before it, and of its round."""
     notes: list[str] = []
     torch.manual_seed(0)
-    callback, model = Functions(on_start=notes.append), ntkfl.models.mlp(64, 16, 10)
+    callback, model = SimpleNamespace(on_start=notes.append), ntkfl.models.mlp(64, 16, 10)
     run = ntkfl.train(model, fed, method, rounds=1, callbacks=[callback], privacy=privacy)
     return [note for note in notes if "sum_samples" in note], remarks(run.history[0])
 
@@ -172,12 +153,6 @@ def test_clients_of_more_than_sum_samples_records_are_told_of_by_that_name(metho
     before, after = told(fed, method, Privacy(secure_sum=True, sum_samples=200, **noise))
     assert before == ["warning: 1 client has more records than sum_samples (200) and counts for less"]
     assert after == []
-
-
-def test_clients_that_count_the_same_are_not_told_of(digits: ntkfl.data.Federated) -> None:
-    masked = Privacy(secure_sum=True, sum_samples=20)
-    assert told(digits, FedAvg(local_steps=2, weighting="uniform"), masked) == ([], [])
-    assert told(digits, SumNTKFL(), Privacy(sum_samples=20)) == ([], [])
 
 
 def test_a_client_that_cannot_comply_leaves_the_round(digits: ntkfl.data.Federated) -> None:
@@ -214,10 +189,11 @@ def test_an_extreme_update_weighs_as_much_as_its_limit(
     torch.manual_seed(0)
     before = torch.cat([p.detach().flatten() for p in ntkfl.models.mlp(64, 16, 10).double().parameters()])
     monkeypatch.setattr("ntkfl.methods.replies.SUM_LIMIT", 2.0)
-    method, attack = FedAvg(local_steps=1), Byzantine(kind="random", fraction=0.3, scale=1e30)
+    method, attack = FedAvg(local_steps=1), Byzantine(kind="sign-flip", fraction=0.3, scale=1e30)
     run = trained(digits, method, rounds=1, byzantine=attack, seed=1)
     (record,) = run.history
     liars = len(record["byzantine"])
     assert record["bounded_clients"] == liars > 0
+    assert any(line.endswith("scaled numbers down to the limit of a secure sum") for line in remarks(record))
     assert 1.0 < float((weights(run) - before).abs().max()) * 4 / liars <= 2.0 + 1.0  # the honest move by less than 1
     assert bool(weights(run).isfinite().all())

@@ -62,17 +62,6 @@ def encoded(rows: Sequence[Reply]) -> list[bytes]:
     return [row.message(1).encode() for row in rows]
 
 
-def test_a_row_is_a_sample() -> None:
-    _, reply = make()
-    rows = reply.split()
-    assert len({len(row) for row in encoded(rows)}) == 1
-    (joined,) = type(reply).join(rows)
-    assert encoded([joined]) == encoded([reply])
-    for name, array in rows[2].arrays.items():
-        if name != "jacobian" and not name.endswith("spans"):
-            assert torch.equal(array, reply.arrays[name][2:3])
-
-
 def changed(row: Message, **arrays: torch.Tensor) -> Message:
     return dataclasses.replace(row, arrays={**row.arrays, **arrays})
 

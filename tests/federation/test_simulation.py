@@ -13,11 +13,8 @@ from torch import nn
 
 import ntkfl
 from ntkfl.errors import ConfigError, ModelError, NumericalError, RunFolderError
-from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.run_folder import RunFolder
-from ntkfl.federation.server import remarks
 from ntkfl.methods import NTKFL, FedAvg
-from ntkfl.progress import RoundTable
 
 QUICK = NTKFL(steps=(50.0, 400.0))
 
@@ -52,20 +49,6 @@ def test_a_record_a_round(digits: ntkfl.data.Federated) -> None:
     assert 4 * d < weights < 4 * d + 64
     candidates = finished.history[0]["downlink"]["candidates"] / 5  # of two, one and its distance to the other, 8 bits
     assert 2 * d < candidates < 2 * d + 256
-
-
-def test_a_round_whose_solver_gives_up_goes_on_and_says_so(
-    digits: ntkfl.data.Federated, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("ntkfl.tangent.solvers.MOST_PRODUCTS", 200)
-    display = RoundTable("ntk-fl", 1, remarks)
-    (record,) = run(digits, NTKFL(steps=(1.0, 1e7)), rounds=1, callbacks=[Functions(on_round=display.show)]).history
-    assert record["steps"] == 1.0
-    assert record["solver_fallback"].startswith("1 of 2 candidates: ")
-    said = " ".join(capsys.readouterr().out.split())  # a console wraps lines
-    assert f"solver: {record['solver_fallback']}" in said
-    monkeypatch.undo()
-    assert "solver_fallback" not in run(digits, NTKFL(steps=(1.0,)), rounds=1).history[0]
 
 
 def test_the_users_model_keeps_its_weights(digits: ntkfl.data.Federated) -> None:
@@ -109,52 +92,35 @@ def test_regression_trains_with_mse() -> None:
         ntkfl.train(ntkfl.models.mlp(6, 40, 2), fed, NTKFL(), rounds=1, clients_per_round=3)
 
 
-class TestSaving:
-    def test_nothing_is_overwritten(self, digits: ntkfl.data.Federated, tmp_path: Path) -> None:
-        run(digits, out=tmp_path / "a")
-        before = (tmp_path / "a/history.jsonl").read_bytes()
-        with pytest.raises(RunFolderError, match="already holds a run"):
-            run(digits, out=tmp_path / "a")
-        (tmp_path / "b").mkdir()
-        (tmp_path / "b/thesis.tex").write_text("precious")
-        with pytest.raises(RunFolderError, match="not empty and holds no run"):
-            run(digits, out=tmp_path / "b")
-        assert (tmp_path / "a/history.jsonl").read_bytes() == before
-        assert (tmp_path / "b/thesis.tex").read_text() == "precious"
-
-    def test_resume_refuses_other_settings(self, digits: ntkfl.data.Federated, tmp_path: Path) -> None:
-        run(digits, out=tmp_path / "a")
-        with pytest.raises(RunFolderError, match=r"another configuration: method\.lr is 0\.01 there, 0.02 here"):
-            run(digits, NTKFL(lr=0.02, steps=(50.0, 400.0)), out=tmp_path / "a", resume=True)
-        with pytest.raises(RunFolderError, match="another configuration: seed is 0 there, 5 here"):
-            run(digits, out=tmp_path / "a", resume=True, seed=5)
-        other = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=40), seed=0)
-        with pytest.raises(RunFolderError, match=r"another configuration: data\."):
-            run(other, out=tmp_path / "a", resume=True)
-        with pytest.raises(RunFolderError, match="initial weights differ"):
-            ntkfl.train(
-                ntkfl.models.mlp(64, 20, 10),
-                digits,
-                QUICK,
-                rounds=3,
-                clients_per_round=5,
-                out=tmp_path / "a",
-                resume=True,
-            )
-
-    def test_stop_at(self, digits: ntkfl.data.Federated) -> None:
-        finished = run(digits, NTKFL(), rounds=10, clients_per_round=10, stop_at=0.5)
-        assert len(finished.history) < 10
-        assert finished.history[-1]["test_accuracy"] >= 0.5
+def test_nothing_is_overwritten_and_no_other_run_continued(digits: ntkfl.data.Federated, tmp_path: Path) -> None:
+    folder, other = tmp_path / "a", ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=40), seed=0)
+    run(digits, rounds=1, out=folder)
+    run(digits, rounds=3, out=folder, resume=True)
+    assert RunFolder(folder).config()["rounds"] == 3
+    before = (folder / "history.jsonl").read_bytes()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/thesis.tex").write_text("precious")
+    refused: list[tuple[str, ntkfl.data.Federated, dict[str, Any]]] = [
+        ("already holds a run", digits, {"resume": False}),
+        ("not empty and holds no run", digits, {"out": tmp_path / "b"}),
+        (r"another configuration: method\.lr is 0\.01 there, 0.02 here", digits, {"method": NTKFL(lr=0.02)}),
+        ("another configuration: seed is 0 there, 5 here", digits, {"seed": 5}),
+        (r"another configuration: data\.", other, {}),
+        ("already holds 3 rounds, more than the 2 asked for", digits, {"rounds": 2}),
+    ]
+    for message, fed, options in refused:
+        with pytest.raises(RunFolderError, match=message):
+            run(fed, **{"out": folder, "resume": True} | options)
+    with pytest.raises(RunFolderError, match="initial weights differ"):
+        ntkfl.train(ntkfl.models.mlp(64, 20, 10), digits, QUICK, clients_per_round=5, out=folder, resume=True)
+    assert (folder / "history.jsonl").read_bytes() == before
+    assert (tmp_path / "b/thesis.tex").read_text() == "precious"
 
 
-def test_a_resumed_folder_repeats_the_run_as_it_became(digits: ntkfl.data.Federated, tmp_path: Path) -> None:
-    run(digits, rounds=1, out=tmp_path / "a")
-    run(digits, rounds=3, out=tmp_path / "a", resume=True)
-    assert RunFolder(tmp_path / "a").config()["rounds"] == 3
-    assert RunFolder(tmp_path / "a").config()["method"]["steps"] == [50.0, 400.0]
-    with pytest.raises(RunFolderError, match="already holds 3 rounds, more than the 2 asked for"):
-        run(digits, rounds=2, out=tmp_path / "a", resume=True)
+def test_stop_at(digits: ntkfl.data.Federated) -> None:
+    finished = run(digits, NTKFL(), rounds=10, clients_per_round=10, stop_at=0.5)
+    assert len(finished.history) < 10
+    assert finished.history[-1]["test_accuracy"] >= 0.5
 
 
 def test_tied_weights_are_saved(digits: ntkfl.data.Federated, tmp_path: Path) -> None:
@@ -212,3 +178,28 @@ def test_what_cannot_train_is_refused(
 ) -> None:
     with pytest.raises(error):
         ntkfl.train(model(), digits, method, **{"rounds": 1, "clients_per_round": 5} | options)
+
+
+class Noted:
+    """Writes down its calls."""
+
+    def __init__(self, calls: list[Any]) -> None:
+        self.calls = calls
+
+    def on_begin(self, rounds: int) -> None:
+        self.calls.append(("begin", rounds))
+
+    def on_round(self, record: dict[str, Any], timing: dict[str, Any]) -> None:
+        self.calls.append((record["round"], timing["round"]))
+
+    def on_end(self) -> None:
+        self.calls.append(("end",))
+
+
+def test_functions_and_objects_are_called_in_the_order_given(digits: ntkfl.data.Federated) -> None:
+    calls: list[Any] = []
+    heard = [Noted(calls), lambda record, timing: calls.append(record["round"])]
+    run(digits, FedAvg(local_steps=1), rounds=2, callbacks=heard)
+    assert calls == [("begin", 2), (1, 1), 1, (2, 2), 2, ("end",)]
+    with pytest.raises(ConfigError, match="a callback is a function, or an object with on_round"):
+        run(digits, FedAvg(local_steps=1), callbacks=[3])

@@ -14,70 +14,40 @@ import ntkfl
 from ntkfl.data.files import from_file
 from ntkfl.errors import DataError
 from ntkfl.federation.config import RunConfig
-from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import execute
 
 FEATURES = ("age", "crp mg/l", "Hb")
 SIZES = np.array([10.0, 500.0, 0.01])
 
 
-def write_table(path: Path, features: tuple[str, ...] = FEATURES, rows: int = 400) -> Path:
+def write_table(path: Path, rows: int = 400) -> Path:
     """Columns of sizes far apart and far from 0; the label follows from `age` alone."""
-    draw = np.random.default_rng(0)
-    z = draw.standard_normal((rows, len(FEATURES)))
-    columns = dict(zip(FEATURES, (5 * SIZES + SIZES * z).T, strict=True))
+    z = np.random.default_rng(0).standard_normal((rows, len(FEATURES)))
     with path.open("w", newline="") as file:
         table = csv.writer(file)
-        table.writerow([*features, "outcome", "site"])
-        for i in range(rows):
-            table.writerow([*(columns[name][i] for name in features), "ill" if z[i, 0] > 0 else "well", f"s{i % 4}"])
+        table.writerow([*FEATURES, "outcome", "site"])
+        for i, row in enumerate((5 * SIZES + SIZES * z).tolist()):
+            table.writerow([*row, "ill" if z[i, 0] > 0 else "well", f"s{i % 4}"])
     return path
 
 
-def settings(table: Path, standardize: bool = True) -> RunConfig:
-    own = {"dataset": str(table), "label_column": "outcome", "client_column": "site", "standardize": standardize}
-    return RunConfig(rounds=1, data=own, model={"name": "mlp", "hidden": [30]}, method={"name": "sum-ridge"})
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_table(tmp_path_factory.mktemp("table") / "raw.csv")
-
-
-@pytest.fixture(scope="module")
-def run(table: Path) -> Path:
-    execute(settings(table), out=table.parent / "run")
-    return table.parent / "run"
-
-
-def raw_test_rows(table: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    return from_file(table, label="outcome", client="site").test_rows.take()
-
-
-def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    with torch.no_grad():
-        return float((model(x).argmax(1) == y).double().mean())
-
-
-def test_standardisation_goes_with_the_folder(run: Path, table: Path) -> None:
-    (x, y), reached = raw_test_rows(table), RunFolder(run).records()[-1]["test_accuracy"]
-    loaded = ntkfl.Run.load(run)
-    assert reached > 0.9
-    assert loaded.evaluate(x, y).accuracy == reached
-    assert accuracy(loaded.model, x, y) < 0.8  # the network alone does not know the inputs' sizes
-    assert float((loaded.predict(x).argmax(1) == y).double().mean()) == reached
-    assert loaded.standardization is not None
-    training = from_file(table, label="outcome", client="site").rows.x.double()
-    torch.testing.assert_close(torch.tensor(loaded.standardization.mean, dtype=torch.float64), training.mean(0))
-    expected = training.std(0, correction=0)
-    torch.testing.assert_close(torch.tensor(loaded.standardization.std, dtype=torch.float64), expected)
-
-
-def test_inputs_that_do_not_fit_the_moments(run: Path) -> None:
-    standardization = ntkfl.Run.load(run).standardization
-    assert standardization is not None
+def test_standardisation_goes_with_the_folder(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "raw.csv")
+    own = {"dataset": str(table), "label_column": "outcome", "client_column": "site", "standardize": True}
+    model, method = {"name": "mlp", "hidden": [30]}, {"name": "sum-ridge"}
+    reached = execute(RunConfig(rounds=1, data=own, model=model, method=method), out=tmp_path / "run").history[-1]
+    data, loaded = from_file(table, label="outcome", client="site"), ntkfl.Run.load(tmp_path / "run")
+    x, y = data.test_rows.take()
+    assert reached["test_accuracy"] > 0.9
+    assert loaded.evaluate(x, y).accuracy == reached["test_accuracy"]
+    with torch.no_grad():  # the network alone does not know the inputs' sizes
+        assert float((loaded.model(x).argmax(1) == y).double().mean()) < 0.8
+    moments, training = loaded.standardization, data.rows.x.double()
+    assert moments is not None
+    torch.testing.assert_close(torch.tensor(moments.mean, dtype=torch.float64), training.mean(0))
+    torch.testing.assert_close(torch.tensor(moments.std, dtype=torch.float64), training.std(0, correction=0))
     with pytest.raises(DataError, match="floats with 3 features"):
-        standardization.standardize(torch.zeros(2, 4))
+        moments.standardize(torch.zeros(2, 4))
 
 
 @pytest.mark.parametrize("projected", [None, 30])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.errors import ConfigError
-from ntkfl.federation.callbacks import Functions
 from ntkfl.methods import NTKFL, ClientRound, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import call_with, unflatten
@@ -130,7 +130,7 @@ def test_the_papers_own_round_is_the_sum_in_its_authors_code() -> None:
 def test_lr_without_effect_is_said(digits: ntkfl.data.Federated) -> None:
     """Times go with 1/η by default, and the flow knows η·t alone."""
     told: list[str] = []
-    fast = run(digits, NTKFL(lr=0.1), callbacks=[Functions(on_start=told.append)])
+    fast = run(digits, NTKFL(lr=0.1), callbacks=[SimpleNamespace(on_start=told.append)])
     assert any("lr = 0.1 changes nothing" in line for line in told)
     slow = run(digits, NTKFL())
     for ours, theirs in zip(fast.history, slow.history, strict=True):

@@ -194,7 +194,7 @@ def test_where_nothing_is_whitened_all_of_the_budget_goes_to_gradients(features:
     fed, method = ntkfl.data.from_clients(sites[:2], test=sites[2]), PrivateSums()
     heard: list[str] = []
 
-    class Heard(ntkfl.Callback):
+    class Heard:
         def on_start(self, note: str) -> None:
             heard.append(note)
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkfl.federation.byzantine import Byzantine, ByzantineClients
-from ntkfl.federation.server_state import ServerState
+from ntkfl.federation.server import ServerState
 from ntkfl.methods import ClientRound, Outcome, State, SumNTKFL, Task
 from ntkfl.methods.replies import Reply
 from ntkfl.methods.sums.robust_sums import ClientSums, bounded_gradient, trimmed_losses
@@ -295,12 +294,15 @@ def test_one_of_five_decides_without_a_limit_and_not_with_one(kind: str) -> None
     def step(method: SumNTKFL, scale: float) -> tuple[Tensor, dict[str, float | str]]:
         """A round's change of the weights, where the last of five clients is Byzantine."""
         task, clients = small_task(), small_clients(20, 20, 20, 20, 20)
-        byzantine = ByzantineClients(Byzantine(kind=kind, scale=scale), frozenset({4} if scale else ()))
         conversation = method.round(task, method.start(task, task.like), 1, range(5))
         question = next(conversation)
         assert isinstance(question, Message)
+        replies = [method.answer(task, question, client) for client in clients]
+        true = replies[4].vector("gradient", task.like)
+        noise = torch.randn(true.shape, generator=torch.Generator().manual_seed(0)).to(true)
+        false = -true if kind == "sign-flip" else true.norm() / noise.norm() * noise
         with pytest.raises(StopIteration) as end:
-            conversation.send([byzantine.answer(method, task, question, client) for client in clients])
+            conversation.send([*replies[:4], replies[4].with_vectors({"gradient": scale * false})])
         return end.value.value.state["weights"] - task.like, end.value.value.diagnostics
 
     flow, clients = five_parts(small_task())

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from ntkfl.errors import ConfigError
-from ntkfl.federation.build import build_network
-from ntkfl.federation.config import ModelConfig
+from ntkfl.federation.config import ModelConfig, build_network
 from ntkfl.models import MODELS, cnn, gru, mlp, transformer
 
 SHAPES = dict.fromkeys(MODELS, (1, 28, 28)) | {"resnet": (3, 32, 32)}

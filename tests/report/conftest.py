@@ -14,7 +14,6 @@ import pytest
 from ntkfl.compare.plan import planned_cells, write_plan
 from ntkfl.compare.search import Chosen
 from ntkfl.compare.spec import Comparison
-from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.simulation import execute
 
@@ -60,7 +59,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         execute(
             RunConfig(rounds=6, method=AVERAGING, seed=1, **common),
             out=root / "cut",
-            callbacks=[Functions(on_round=interrupt)],
+            callbacks=[interrupt],
         )
     audit = root / "whole" / "audit"
     audit.mkdir()

@@ -29,8 +29,7 @@ from torch import Tensor
 from ntkfl.data import Federated, from_clients
 from ntkfl.errors import ConfigError
 from ntkfl.extras import missing
-from ntkfl.federation.build import build_model, load_data
-from ntkfl.federation.config import RunConfig
+from ntkfl.federation.config import RunConfig, build_model, load_data
 from ntkfl.federation.simulation import Simulation
 from ntkfl.methods import ClientRound, State, Task
 from ntkfl.methods.base import Outcome, Round, adds_noise

@@ -17,9 +17,7 @@ from torch import Tensor
 
 from ntkfl.data import Federated
 from ntkfl.errors import ConfigError, RunFolderError
-from ntkfl.federation.build import load_data
-from ntkfl.federation.callbacks import Functions
-from ntkfl.federation.config import RunConfig
+from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.federation.run_folder import Record, RunFolder, called
 from ntkfl.federation.simulation import simulation_of
 from ntkfl.methods import Method, Task
@@ -132,7 +130,7 @@ def capture(
     simulation = simulation_of(config, data)
     first = _FirstExchange(round, simulation.method, simulation.task.privacy.shuffle)
     simulation.local.listener = first
-    after = simulation.run(round, callbacks=[Functions(on_round=on_round)]).checkpoint["state/weights"]
+    after = simulation.run(round, callbacks=[on_round] if on_round else []).checkpoint["state/weights"]
     simulation = simulation_of(config, data)  # as it was before the first round, to ask what clients held
     task, broadcast, cohort = simulation.task, Message.decode(first.question), first.cohort
     reply, clients, rows = simulation.method.replies[broadcast.kind], simulation.clients, simulation.data.rows

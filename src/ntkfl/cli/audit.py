@@ -10,12 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ntkfl.atomic import write_atomically
 from ntkfl.cli.stopping import stoppable
 from ntkfl.cli.verbs import AllowCode
 from ntkfl.errors import ConfigError
-from ntkfl.federation.build import load_data
-from ntkfl.federation.config import RunConfig
-from ntkfl.federation.run_folder import Record, RunFolder, write_atomically
+from ntkfl.federation.config import RunConfig, load_data
+from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -89,8 +89,6 @@ def _attacked(run: Path | None, config: Path | None, round: int, seed: int, allo
     if run is not None:
         RunFolder(run).config()  # says so where there is no run
     planned = RunConfig.read(source, allow_code=allow_code or run is None)  # a user's own file may name code
-    if planned.precision != "float32":
-        raise ConfigError(f"attacks are made in float32, and {source} is in {planned.precision}: set precision")
     if run is None and round > planned.rounds:
         raise ConfigError(f"the run is planned for {planned.rounds} rounds: there is no round {round}")
     with ProgressBar(1 + round + len(ATTACKS), quiet=quiet) as bar:

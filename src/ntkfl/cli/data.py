@@ -16,8 +16,7 @@ from ntkfl.cli.stopping import stoppable
 from ntkfl.cli.verbs import ClientColumn, LabelColumn, SplitColumn
 from ntkfl.data.catalog import CATALOG, NAMES, fetch, load, locate
 from ntkfl.errors import unknown
-from ntkfl.federation.build import load_data
-from ntkfl.federation.config import RunConfig
+from ntkfl.federation.config import RunConfig, load_data
 
 app = typer.Typer(
     help="Datasets, and how they are dealt to clients.\n\nExample: ntkfl data show fashion-mnist --alpha 0.1",

@@ -27,8 +27,7 @@ def _not_private(name: str) -> str:
 def _clients(given: dict[str, Any], data: dict[str, Any]) -> int:
     """All clients that there will be; those of a file or of a user's function are counted."""
     from ntkfl.data.sources import is_own
-    from ntkfl.federation.build import load_data
-    from ntkfl.federation.config import RunConfig
+    from ntkfl.federation.config import RunConfig, load_data
     from ntkfl.user_code import is_code
 
     name = data.get("dataset", "")

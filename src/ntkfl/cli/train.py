@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -97,7 +98,6 @@ def train(
 
     Example: ntkfl train --dataset fashion-mnist --alpha 0.1 --rounds 10 --out runs/a
     """
-    from ntkfl.federation.callbacks import Functions
     from ntkfl.federation.server import remarks
     from ntkfl.federation.simulation import execute
     from ntkfl.progress import RoundTable
@@ -123,7 +123,7 @@ def train(
         else:
             display.show(record, timing)
 
-    listener = Functions(on_start=display.note, on_round=on_round)
+    listener = SimpleNamespace(on_start=display.note, on_round=on_round)
     with stoppable(lambda: _stopped(out, bool(run_config.code))), _placed(), display:
         run = execute(run_config, out=out, resume=resume, device=device, callbacks=[listener])
     if not as_json:
@@ -150,7 +150,7 @@ def _settings_before(file: Path | None, resumed: Path | None, allow_code: bool) 
 def _config(base: dict[str, Any], given: dict[str, Any], assigned: Sequence[str], private: bool) -> RunConfig:
     """The settings of the command line on top of `base`; None is what was not given."""
     from ntkfl.cli.private import private_name, private_settings
-    from ntkfl.federation.config import RunConfig
+    from ntkfl.federation.config import DEFAULT_METHOD, RunConfig
 
     for name, value in given.items():
         if isinstance(value, dict):
@@ -162,7 +162,7 @@ def _config(base: dict[str, Any], given: dict[str, Any], assigned: Sequence[str]
         elif value is not None:
             base[name] = value
     method = base.setdefault("method", {})
-    method["name"] = private_name(method.get("name")) if private else method.get("name", "ntk-fl")
+    method["name"] = private_name(method.get("name")) if private else method.get("name", DEFAULT_METHOD)
     assign(base, assigned)
     return RunConfig(**(private_settings(base) if private else base))
 

@@ -10,9 +10,8 @@ from pydantic import Field, field_validator
 
 from ntkfl.data import NAMES, load
 from ntkfl.errors import ConfigError, DataError, unknown
-from ntkfl.federation.build import load_data
 from ntkfl.federation.byzantine import Byzantine
-from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig, build_method, method_class
+from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig, build_method, load_data, method_class
 from ntkfl.methods.combinations import settle
 from ntkfl.methods.robust import Robust
 from ntkfl.options import Options

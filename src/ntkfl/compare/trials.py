@@ -18,8 +18,7 @@ from ntkfl.data import Federated
 from ntkfl.data.sources import is_own, own_digest
 from ntkfl.devices import find_device
 from ntkfl.errors import Diverged, NTKFLError, NumericalError
-from ntkfl.federation.build import load_data, spelled_out
-from ntkfl.federation.config import RunConfig
+from ntkfl.federation.config import RunConfig, load_data, spelled_out
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.simulation import execute
 from ntkfl.processes import Pool

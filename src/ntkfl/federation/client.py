@@ -1,30 +1,97 @@
-"""One client, wherever it runs: it draws a round's samples, answers what the server asks, and keeps its memory."""
+"""One client, wherever it runs: it draws a round's samples, answers what the server asks, and keeps its memory.
+
+Before `Client` stand what it is made of: seeds, features of a frozen backbone, randomness, and memory.
+"""
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import random
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from ntkfl.errors import ConfigError
-from ntkfl.federation.seeds import derive
 from ntkfl.methods import ClientRound, Method, State, Task
 from ntkfl.methods.replies import Reply
+from ntkfl.models.backbone import Adapted
 from ntkfl.privacy.randomness import Randomness
+from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.subsample import subsample
 from ntkfl.wire import Message
 
 Batch = tuple[Tensor, Tensor]
 Answer = Callable[[Method, Task, Message, ClientRound], Reply]
+_BATCH = 64  # samples of one pass through a backbone
+
+
+def derive(root: int, *labels: str | int) -> int:
+    """A 63-bit seed bound to `root` and the labels: what one part of a run draws never shifts what another does."""
+    text = "/".join(str(part) for part in (root, *labels))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+@contextmanager
+def seeded_torch(device: torch.device, root: int, *labels: str | int) -> Iterator[None]:
+    """Within it torch's global generators, of CPU and device, draw from this seed; after it they are as before.
+
+    For a user's own code in simulations: ours draws from generators of its own.
+    """
+    seed, cuda = derive(root, "torch", *labels), device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if cuda else []):
+        torch.default_generator.manual_seed(seed)
+        if cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+class FeatureCache:
+    """x [N, …] → backbone(x) [N, …] on x's device, computed once for every content of x and kept in memory.
+
+    The backbone is frozen, so the features of a client's samples are the same in all rounds. They are never sent.
+    """
+
+    def __init__(self, backbone: nn.Module) -> None:
+        self.backbone = backbone.eval()
+        self._held: dict[bytes, Tensor] = {}
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """Features of x [N, …]. The backbone sees `_BATCH` samples at once, so memory does not grow with N."""
+        digest = hashlib.sha256(f"{x.dtype} {list(x.shape)};".encode())
+        digest.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        if (key := digest.digest()) not in self._held:
+            self._held[key] = torch.cat([self.backbone(part) for part in torch.split(x, _BATCH)])
+        return self._held[key]
+
+
+def split_frozen(
+    model: nn.Module, privacy: Privacy, device: torch.device | None = None
+) -> tuple[nn.Module, FeatureCache | None]:
+    """(what trains, the cache of what it takes): the head behind a frozen backbone; any other model whole, and None.
+
+    The trained weights are the same numbers in the same order either way. Where inputs are projected, what the backbone
+    gets changes with the run's secret: nothing is cached.
+    """
+    if not isinstance(model, Adapted) or not model.frozen or privacy.projected_dim is not None:
+        return model, None
+    front = model.backbone
+    held = (*front.parameters(), *front.buffers())  # some backbones have buffers alone
+    if device is not None and any(tensor.device != device for tensor in held):
+        front = copy.deepcopy(front).to(device)
+    return model.head, FeatureCache(front)
 
 
 class ClientRandomness(Protocol):
     """What one client draws in a round."""
 
-    def subsampling(self, round: int) -> random.Random: ...
+    def subsampling(self, round: int) -> random.Random:
+        """For the choice of samples: which were drawn must be nobody else's to know."""
 
     def of_round(self, round: int) -> Randomness:
         """For all of the round: ask once, and keep it until the round ends."""
@@ -102,7 +169,6 @@ class Client:
         self.randomness, self.memory, self.rows, self.respond = randomness, memory or Memory(), rows, respond
         self._at: int | None = None  # the round that `_client` is of
         self._client: ClientRound | None = None
-        self._answered: set[str] = set()
 
     def at(self, round: int) -> ClientRound:
         """This client as it is in the round: its samples are drawn once."""
@@ -111,9 +177,8 @@ class Client:
             drawn = self.drawn(round, len(y))
             if len(drawn) < len(y):
                 x, y = x[drawn.to(x.device)], y[drawn.to(y.device)]
-            memory = self.memory.before(round)
+            memory, self._at = self.memory.before(round), round
             self._client = ClientRound(self.number, x, y, self.randomness.of_round(round), memory)
-            self._at, self._answered = round, set()
         return self._client
 
     def drawn(self, round: int, samples: int) -> Tensor:
@@ -121,14 +186,8 @@ class Client:
         return subsample(samples, self.task.privacy.subsample_rate, self.randomness.subsampling(round), self.rows)
 
     def answer(self, question: Message) -> Message:
-        """The reply to a question of the server. One that comes again, as after the server's restart, finds the memory
-        that the round began with.
-        """
+        """The reply to a question of the server."""
         client = self.at(question.round)
-        if question.kind in self._answered:
-            client = self._client = replace(client, memory=self.memory.before(question.round))
-            self._answered = set()
-        self._answered.add(question.kind)
         reply = self.respond(self.method, self.task, question, client)
         self.memory.keep(question.round, client.memory)
         return reply.message(question.round)

@@ -1,31 +1,41 @@
-"""A run as people write it down: names and numbers in TOML. `build.py` turns them into data, model and method."""
+"""A run as people write it down, names and numbers in TOML; and what they name: data, network and method.
+
+`RunConfig` has the tables `[data]` and `[model]` as classes of their own. `load_data`, `build_model` and `build_method`
+make objects of them, once per run, and `spelled_out` writes every setting into the run's folder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import Field, model_validator
+from torch import nn
 
-from ntkfl.data import NAMES
-from ntkfl.data.files import Columns, is_data_file
+from ntkfl.data import NAMES, Federated
+from ntkfl.data.files import NUMBERS, UNKNOWN, Columns, is_data_file
 from ntkfl.data.partitions import PARTITIONS, Partition, make
-from ntkfl.data.sources import FORMS, is_own
+from ntkfl.data.sources import FORMS, is_own, open_dataset
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.byzantine import Byzantine
+from ntkfl.federation.client import derive
 from ntkfl.methods import METHODS, Method
 from ntkfl.methods.base import suited_model
 from ntkfl.methods.combinations import settle
 from ntkfl.methods.robust import Robust
-from ntkfl.models import MODELS
+from ntkfl.models import MODELS, digest, head, lora
 from ntkfl.options import NONE, Options, written
 from ntkfl.privacy.settings import Privacy
 from ntkfl.safe_parse import read_toml
+from ntkfl.tangent.losses import loss_name
 from ntkfl.user_code import find_factory, is_code, refuse_code
+from ntkfl.version import __version__
 
+DEFAULT_METHOD = "sum-ntk-fl"
 # What a run's config.toml says besides its settings.
 NOTED = ("ntkfl", "shape", "promises", "names", "standardization", "constant")
 
@@ -166,10 +176,9 @@ class RunConfig(Options):
     )
     hold_out: int = Field(0, ge=0, description="clients set aside as a validation set")
     stop_at: float | None = Field(None, gt=0, le=1, description="end once the test accuracy is this")
-    precision: str = Field("float32", pattern="^float(32|64)$", description="float32 or float64")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
-    method: dict[str, Any] = Field(default_factory=lambda: {"name": "ntk-fl"})
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": DEFAULT_METHOD})
     privacy: Privacy = Privacy()
     robust: Robust | Literal["on"] = Robust()
     byzantine: Byzantine | None = Field(None, description="clients that corrupt what they reply: simulations alone")
@@ -212,7 +221,7 @@ class RunConfig(Options):
 
     @property
     def code(self) -> list[str]:
-        """Names of a user's own code in it, which `build.py` imports and calls."""
+        """Names of a user's own code in it, which building it imports and calls."""
         return [*self.model.code, *method_code(self.method), *([self.data.dataset] if self.data.own else [])]
 
 
@@ -260,3 +269,102 @@ def describe_settings(privacy: Privacy, robust: Robust) -> dict[str, Any]:
 def method_code(options: Mapping[str, Any]) -> list[str]:
     """Names of a user's own code in a method's options: the method itself, its loss."""
     return [name for name in (options.get("name"), options.get("loss")) if is_code(name)]
+
+
+def build_model(config: RunConfig, data: Federated) -> nn.Module:
+    """The network for these clients, with its first weights."""
+    shape = config.settled[0].model_input_shape(data.input_shape)
+    return build_network(config.model.suited(config.built_method), shape, data.output_dim, config.seed)
+
+
+def build_network(config: ModelConfig, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+    """The network with weights drawn from `seed`, leaving the global generator as it was.
+
+    A factory is called with the shape of one input, the number of outputs, and the options; a backbone's with the
+    options alone.
+    """
+    own = {"hidden": config.hidden, "gain": config.gain, "bias": config.bias} if config.name == "mlp" else {}
+    options = {name: value for name, value in own.items() if value is not None} | config.options
+    if config.backbone is not None:
+        builder: Callable[..., Any] = partial(_adapted, config, find_factory(config.backbone))
+    else:
+        builder = MODELS.get(config.name) or find_factory(config.name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, "model"))
+        try:
+            model = builder(tuple(input_shape), outputs, **options)
+        except (TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ConfigError(f"model {config.name!r} cannot be built: {reason}") from error
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model {config.name!r} must give an nn.Module, not {type(model).__name__}")
+    return model
+
+
+def _adapted(
+    config: ModelConfig, factory: Callable[..., Any], inputs: tuple[int, ...], outputs: int, **options: Any
+) -> nn.Module:
+    """A head on what the factory gives for the options."""
+    backbone = factory(**options)
+    if not isinstance(backbone, nn.Module):
+        raise ConfigError(f"backbone {config.backbone!r} must give an nn.Module, not {type(backbone).__name__}")
+    if config.digest is not None and (found := digest(backbone)) != config.digest:
+        raise ConfigError(
+            f"the backbone's weights differ from the agreed ones: {found[:12]}…, not {config.digest[:12]}…"
+        )
+    if config.lora is not None:
+        backbone = lora(backbone, config.lora_rank or 8, config.lora)
+    given = {name: getattr(config, name) for name in ("trainable", "drop", "pool")}
+    given = {name: value for name, value in given.items() if value is not None}
+    return head(backbone, outputs, inputs=inputs, hidden=config.head or (), **given)
+
+
+def load_data(config: RunConfig) -> Federated:
+    """The clients, standardised where the settings say so. The partition follows the run's seed, so that seeds repeat
+    the whole experiment.
+
+    A method with a `shared_fraction` (data-share) gets its global set out of the training rows before they are dealt,
+    so that all methods see the same number of samples in all.
+    """
+    fraction = float(getattr(config.built_method, "shared_fraction", 0.0))
+    if fraction > 0 and (config.data.own or is_own(config.data.dataset)):
+        raise ConfigError("a shared set is taken out of a dataset with a name; a user's own clients come dealt")
+    if config.data.own:
+        data = find_factory(config.data.dataset)()
+        if not isinstance(data, Federated):
+            raise ConfigError(
+                f"{config.data.dataset!r} must give clients (ntkfl.data.from_clients), not {type(data).__name__}"
+            )
+    else:
+        dataset, shared = open_dataset(config.data.dataset, config.data.columns, _targets(config)), None
+        if fraction > 0:  # of what clients hold, so of all rows it is fraction / (1 + fraction)
+            dataset, *taken = dataset.without(fraction / (1 + fraction), seed=config.seed)
+            shared = (taken[0], taken[1])
+        data = dataset.partition(config.data.how(), seed=config.seed)
+        data = data if shared is None else data.with_shared(*shared)
+    return data.standardized() if config.data.standardize else data
+
+
+def _targets(config: RunConfig) -> str | None:
+    """What whole numbers of a file are, where nobody said it: by the loss, unless that is its user's own."""
+    if config.data.targets or not is_data_file(config.data.dataset):
+        return config.data.targets
+    return {"mse": NUMBERS, "ce": None}.get(loss_name(config.built_method.loss), UNKNOWN)
+
+
+def spelled_out(config: RunConfig) -> dict[str, Any]:
+    """What config.toml holds: every setting, defaults included."""
+    method = config.built_method
+    values = config.model_dump(mode="json", exclude={"method", "model", "byzantine", "privacy", "robust"})
+    values["data"] = {name: value for name, value in values["data"].items() if value is not None}
+    if config.data.own:  # the rest says how others are dealt
+        values["data"] = {"dataset": config.data.dataset, "standardize": config.data.standardize}
+    return {
+        "ntkfl": __version__,
+        "simulation": True,
+        **values,
+        **({} if config.byzantine is None else {"byzantine": config.byzantine.model_dump(mode="json")}),
+        "model": config.model.suited(method).model_dump(mode="json"),
+        "method": describe_method(method),
+        **describe_settings(*config.settled),
+    }

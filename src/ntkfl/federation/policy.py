@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ntkfl.errors import ConfigError, MessageError, Refused, unknown
 from ntkfl.federation.config import build_method, describe_method
@@ -36,18 +36,21 @@ from ntkfl.privacy.sum_accounting import spent
 from ntkfl.safe_parse import parse_json, read_toml
 from ntkfl.user_code import is_code
 
-SENT = {
-    "rows": "rows of samples (Jacobian, output, label)",
-    "updates": "changes of weights after local training",
-    "sums": "sums over samples",
-    "samples": "samples themselves",
-}
-_WORDS = {"update": "updates"}  # kinds of reply that a policy calls otherwise
+SENT = ("rows", "updates", "sums", "samples")  # kinds of reply, as a policy calls them
 FLOWER = "flower"  # in `methods`: an ordinary Flower app, whose replies `ntkfl.flower.guard` checks
 ENVIRONMENT, FOLDER = "NTKFL_POLICY", "ledger"
 _DIGEST = "^(sha256:[0-9a-f]{64})?$"
 _MOST_BYTES, _EXCHANGES = 16_384, 8  # of terms; in a round, on average
 _SLACK = 1e-9  # ε is found by bisection
+
+
+def _refused(why: str) -> Refused:
+    return Refused("policy", why)
+
+
+def noisy(privacy: Privacy) -> bool:
+    """Whether clients add noise to what they send."""
+    return privacy.epsilon is not None
 
 
 class Terms(Options):
@@ -69,10 +72,9 @@ class Terms(Options):
     def of(method: Method, privacy: Privacy, **terms: Any) -> Terms:
         """The terms of a method; `ConfigError` where they ask for more rounds, or fewer clients, than ε is for."""
         found = Terms(method=describe_method(method), privacy=privacy.model_dump(mode="json"), **terms)
-        if noisy(privacy) and found.rounds > privacy.budget_rounds:
-            raise ConfigError(
-                f"ε of {method.name} is for {privacy.budget_rounds} rounds, and the run has {found.rounds}"
-            )
+        most = privacy.budget_rounds
+        if noisy(privacy) and found.rounds > most:
+            raise ConfigError(f"ε of {method.name} is for {most} rounds, and the run has {found.rounds}")
         if noisy(privacy) and privacy.secure_sum and found.min_clients < privacy.noise_clients:
             raise ConfigError(f"ε counts on {privacy.noise_clients} clients: min_clients is {found.min_clients}")
         return found
@@ -99,11 +101,8 @@ class Terms(Options):
 
     @property
     def digest(self) -> str:
+        """Stands for the terms in a ledger, and in what a shuffler pins for a run."""
         return sha256(self.text.encode())
-
-
-def _refused(why: str) -> Refused:
-    return Refused("policy", why)
 
 
 class Agreed(NamedTuple):
@@ -115,13 +114,8 @@ class Agreed(NamedTuple):
     @property
     def kinds(self) -> list[str]:
         """What clients send, in the words of a policy. Whole samples travel as rows, and are none."""
-        replies = set(self.method.replies.values())
-        return sorted({"samples" if issubclass(r, Samples) else _WORDS.get(r.kind, r.kind) for r in replies})
-
-
-def noisy(privacy: Privacy) -> bool:
-    """Whether clients add noise to what they send."""
-    return privacy.epsilon is not None
+        kinds = {"samples" if issubclass(r, Samples) else r.kind for r in self.method.replies.values()}
+        return sorted("updates" if kind == "update" else kind for kind in kinds)
 
 
 class Limits(Options):
@@ -151,15 +145,6 @@ class Policy(Options):
     code: tuple[str, ...] = Field((), description="sha256:… of ntkfl and of the app; none: any code")
     flower: Guarded = Guarded()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _code_below_privacy(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """`code` may stand below [privacy], where TOML takes it for a part of that table."""
-        if isinstance(limits := values.get("privacy"), dict) and "code" in limits and "code" not in values:
-            limits = dict(limits)
-            values = {**values, "code": limits.pop("code"), "privacy": limits}
-        return values
-
     def model_post_init(self, _: object) -> None:
         for name in self.methods:
             if not is_code(name) and name not in (*METHODS, *SENT, FLOWER):
@@ -167,6 +152,7 @@ class Policy(Options):
 
     @staticmethod
     def read(path: Path) -> Policy:
+        """From a TOML file; `ConfigError` in one line that names it."""
         try:
             return Policy(**read_toml(path))
         except ConfigError as error:
@@ -182,9 +168,9 @@ class Policy(Options):
 
     def check(self, terms: Terms, agreed: Agreed) -> None:
         """Refuse terms that this policy does not allow, in one line; `agreed` is what they build."""
-        name, kinds, privacy = agreed.method.name, agreed.kinds, agreed.privacy
-        if name not in self.methods and not set(kinds) <= set(self.methods):
-            raise _refused(f"{name} sends {' and '.join(kinds)}, and the policy allows {', '.join(self.methods)}")
+        name, privacy, sends = agreed.method.name, agreed.privacy, f"sends {' and '.join(agreed.kinds)}"
+        if name not in self.methods and not {*agreed.kinds} <= {*self.methods}:
+            raise _refused(f"{name} {sends}, and the policy allows {', '.join(self.methods)}")
         if terms.min_clients < self.min_clients:
             raise _refused(f"rounds of {terms.min_clients} clients, and the policy asks for {self.min_clients}")
         if self.secure_sum == "required" and not privacy.secure_sum:
@@ -198,16 +184,13 @@ class Policy(Options):
             raise _refused(f"ε is for losses of one record each, and nobody vouches for {loss!r}: name it in methods")
         epsilon = self.epsilon(agreed, terms.rounds)
         if epsilon is None:
-            raise _refused(
-                f"{name} sends {' and '.join(kinds)} without noise of this site's: no ε, which [privacy] limits"
-            )
-        if epsilon > self.privacy.epsilon_per_run + _SLACK:
-            raise _refused(
-                f"ε would be {epsilon:.4g} at δ = {self.privacy.delta:g} for a record of this site by the noise that "
-                f"counts here, above epsilon_per_run = {self.privacy.epsilon_per_run:g}",
-            )
+            raise _refused(f"{name} {sends} without noise of this site's: no ε, which [privacy] limits")
+        if epsilon > (most := self.privacy.epsilon_per_run) + _SLACK:
+            found = f"ε would be {epsilon:.4g} at δ = {self.privacy.delta:g} for a record of this site"
+            raise _refused(f"{found} by the noise that counts here, above epsilon_per_run = {most:g}")
 
     def delta(self, agreed: Agreed) -> float:
+        """The δ at which ε is counted here: the policy's own, or without [privacy] the run's."""
         return self.privacy.delta if self.privacy else agreed.privacy.delta
 
     def epsilon(self, agreed: Agreed, answers: int) -> float | None:
@@ -255,18 +238,18 @@ class Site:
         if not found:
             _say_once("no policy.toml: as in a simulation all but samples may leave; `ntkfl policy new` writes one")
             return Site(None, MemoryLedger({} if memory is None else memory), str(node))
-        path = Path(str(found))
-        partition = str(node_config.get("partition-id", ""))
-        ledger = Ledger(path.parent / FOLDER / partition)
-        return Site(Policy.read(path), ledger, f"partition-{partition}" if partition else str(node))
+        path, partition = Path(str(found)), str(node_config.get("partition-id", ""))
+        own = f"partition-{partition}" if partition else str(node)
+        return Site(Policy.read(path), Ledger(path.parent / FOLDER / partition), own)
 
     def admit(self, terms: Terms, run: object, shuffler: str = "", seeded: bool = False) -> Agreed:
         """What the terms build, if the policy allows them; once per run it prints what is about to be promised.
 
         `shuffler` is the digest of the key that replies will be sealed for, `seeded` whether noise follows from a seed.
         """
-        if not (0 < len(str(run)) <= 64 and str(run).isprintable()):  # the server's word, for logs and files of ours
-            raise _refused(f"a run called {str(run)[:64]!r}: at most 64 printable characters are a name")
+        run = str(run)
+        if not (0 < len(run) <= 64 and run.isprintable()):  # the server's word, for logs and files of ours
+            raise _refused(f"a run called {run[:64]!r}: at most 64 printable characters are a name")
         self.policy.check_code(terms)
         method = build_method(terms.method)
         agreed = Agreed(method, settle(method, Privacy(**terms.privacy))[0])
@@ -281,16 +264,16 @@ class Site:
         self.policy.check(terms, agreed)
         self._check_running_code()
         with self.ledger.locked():
-            known = [entry for entry in self.ledger.entries if entry.run == str(run)]
+            known = [entry for entry in self.ledger.entries if entry.run == run]
             if known and known[0].terms != terms.digest:
                 raise _refused(f"the terms of run {run} changed: {known[0].terms[:12]}…, {terms.digest[:12]}…")
             if not known:
                 epsilon = self.policy.epsilon(agreed, terms.rounds)
-                left = self._left(str(run), epsilon or 0.0)
-                self.ledger.append(self._entry("terms", str(run), terms, agreed))
+                left = self._left(run, epsilon)
+                self._enter("terms", run, terms, agreed)
                 if not self.simulated:
-                    print(self._promise(str(run), terms, agreed, epsilon, left), flush=True)
-        self._admitted[str(run)] = terms, agreed
+                    print(self._promise(run, terms, agreed, epsilon, left), flush=True)
+        self._admitted[run] = terms, agreed
         return agreed
 
     def release(self, run: object, round: int, exchange: int, question: bytes, make: Callable[[], bytes]) -> bytes:
@@ -300,25 +283,28 @@ class Site:
         same question gets the same bytes; another one for the same round and exchange, one of an earlier round, and
         one beyond the terms' rounds are refused. Where noise is added there is one answer in a round.
         """
-        if str(run) not in self._admitted:
+        run = str(run)
+        if run not in self._admitted:
             raise _refused(f"run {run} has not been admitted")
-        terms, agreed = self._admitted[str(run)]
+        terms, agreed = self._admitted[run]
         name, reply = f"{round}-{exchange}", None
         while True:
             with self.ledger.locked():
-                past = [e for e in self.ledger.entries if e.run == str(run) and e.what == "reply"]
+                past = [e for e in self.ledger.entries if e.run == run and e.what == "reply"]
                 if same := [e for e in past if (e.round, e.exchange) == (round, exchange)]:
                     self._check_again(same[0], question)
-                    reply = self.ledger.kept(str(run), name) or reply
+                    reply = self.ledger.kept(run, name) or reply
                     if reply is not None and sha256(reply) != same[0].reply:
                         raise _refused(f"round {round} of run {run} was answered, and its reply is gone")
                 else:
-                    epsilon = self._next(terms, agreed, str(run), round, past)
+                    epsilon = self._next(terms, agreed, run, round, past)
                     if reply is not None:
-                        self.ledger.keep(str(run), name, reply, first=not past or past[-1].round < round)
-                        asked = {"round": round, "exchange": exchange, "question": sha256(question)}
-                        told = {"epsilon": epsilon, "bytes": len(reply), "reply": sha256(reply)}
-                        self.ledger.append(self._entry("reply", str(run), terms, agreed, **asked, **told))
+                        self.ledger.keep(run, name, reply, first=not past or past[-1].round < round)
+                        about = {"round": round, "exchange": exchange, "question": sha256(question)}
+                        about |= {"bytes": len(reply), "reply": sha256(reply)}
+                        if epsilon is not None:
+                            about |= {"epsilon": epsilon, "delta": self.policy.delta(agreed)}
+                        self._enter("reply", run, terms, agreed, **about)
                 if reply is not None:
                     return reply
             reply = make()  # takes long, and others may need the ledger
@@ -334,17 +320,22 @@ class Site:
     def record(self, run: object, round: int, size: int, digest: str) -> None:
         """Enter a reply of an ordinary Flower app."""
         with self.ledger.locked():
-            told = {"round": round, "bytes": size, "reply": digest}
-            self.ledger.append(
-                LedgerEntry(time=_clock(), what="reply", run=str(run), node=self.node, method=FLOWER, **told)
-            )
+            self._enter("reply", str(run), None, None, round=round, bytes=size, reply=digest)
+
+    def _enter(
+        self, what: Literal["terms", "reply"], run: str, terms: Terms | None, agreed: Agreed | None, **about: Any
+    ) -> None:
+        """Append an entry to the ledger, which the caller holds; without terms it is of an ordinary Flower app."""
+        method = {"terms": terms.digest, "method": agreed.method.name} if terms and agreed else {"method": FLOWER}
+        self.ledger.append(LedgerEntry(what=what, run=run, time=_clock(), node=self.node, **method, **about))
 
     def _check_again(self, entry: LedgerEntry, question: bytes) -> None:
-        where = f"round {entry.round}, exchange {entry.exchange} of run {entry.run}"
+        """Refuse another question for an answered exchange, and another node's reply."""
+        where = f"round {entry.round}, exchange {entry.exchange} of run {entry.run} was answered"
         if entry.question != sha256(question):
-            raise _refused(f"{where} was answered to another question")
+            raise _refused(f"{where} to another question")
         if entry.node != self.node:
-            by = f"was answered by node {entry.node}, and this is {self.node}"
+            by = f"by node {entry.node}, and this is {self.node}"
             raise _refused(f"{where} {by}: give each SuperNode a policy folder of its own, and a partition-id to keep")
 
     def _next(self, terms: Terms, agreed: Agreed, run: str, round: int, past: list[LedgerEntry]) -> float | None:
@@ -361,12 +352,12 @@ class Site:
         if past and past[-1].round == round:
             raise _refused(f"{agreed.method.name} answers once in a round, and round {round} was answered")
         epsilon = self.policy.epsilon(agreed, len(past) + 1)
-        self._left(run, epsilon or 0.0)
+        self._left(run, epsilon)
         return epsilon
 
-    def _left(self, run: str, epsilon: float) -> float:
+    def _left(self, run: str, epsilon: float | None) -> float:
         """ε that the year leaves after a run of so much; refuses what exceeds it."""
-        limits = self.policy.privacy
+        limits, epsilon = self.policy.privacy, epsilon or 0.0
         if limits is None:
             return float("inf")
         left = limits.epsilon_per_year - spent_in_year(self.ledger.entries, _clock(), run)
@@ -376,30 +367,17 @@ class Site:
         return left - epsilon
 
     def _promise(self, run: str, terms: Terms, agreed: Agreed, epsilon: float | None, left: float) -> str:
-        """Three lines: what is sent, who sees it, what of ε it takes."""
-        clients = f"at least {terms.min_clients} clients"
-        seen = "this site's replies as they are"
-        if agreed.privacy.shuffle:
-            seen = f"rows of {clients}, without senders"
-        if agreed.privacy.secure_sum:
-            seen = f"the total of {clients}, unless server and shuffler collude"
+        """One line: what is sent, and what of ε it takes."""
         cost = "no noise, so no ε: replies may reveal records"
         if epsilon is not None:
-            cost = f"ε = {epsilon:.3g} at δ = {self.policy.delta(agreed):g} for a record of this site"
-            cost += f"; {left:.3g} are left this year" if self.policy.privacy else "; the policy sets no limit"
-        sent = f"run {run} is accepted: {agreed.method.name}, {terms.rounds} rounds, sends "
-        sent += " and ".join(SENT.get(kind, kind) for kind in agreed.kinds)
-        return f"policy: {sent}\npolicy: the server sees {seen}\npolicy: {cost}"
-
-    def _entry(
-        self, what: Literal["terms", "reply"], run: str, terms: Terms, agreed: Agreed, **told: Any
-    ) -> LedgerEntry:
-        if told.get("epsilon") is not None:
-            told["delta"] = self.policy.delta(agreed)
-        told |= {"time": _clock(), "node": self.node, "terms": terms.digest, "method": agreed.method.name}
-        return LedgerEntry(what=what, run=run, **told)
+            year = f"{left:.3g} are left this year" if self.policy.privacy else "the policy sets no limit"
+            cost = f"ε = {epsilon:.3g} at δ = {self.policy.delta(agreed):g} for a record of this site; {year}"
+        masked = "masked " if agreed.privacy.secure_sum else ""
+        sent = f"sends {masked}{' and '.join(agreed.kinds)}"
+        return f"policy: run {run} is accepted: {agreed.method.name}, {terms.rounds} rounds, {sent}; {cost}"
 
     def _check_running_code(self) -> None:
+        """Refuse code that the policy does not list; read anew each time, as an app may import more later."""
         if self.policy.code:
             for name, digest in running_code().items():
                 if digest not in self.policy.code:

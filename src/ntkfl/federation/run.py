@@ -6,20 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
-from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 
 from ntkfl.data.from_arrays import Array, read_source
 from ntkfl.data.moments import Standardization
 from ntkfl.data.torch_data import TorchData
 from ntkfl.errors import DataError, ModelError, NTKFLError, RunFolderError, TrustError
-from ntkfl.federation.build import build_network
-from ntkfl.federation.config import ModelConfig, build_method, method_code
-from ntkfl.federation.evaluation import Score, failure
+from ntkfl.federation.config import ModelConfig, build_method, build_network, method_code
 from ntkfl.federation.run_folder import Record, RunFolder
-from ntkfl.federation.server_state import ServerState
+from ntkfl.federation.server import Score, ServerState, failure
 from ntkfl.methods import Method, State, Task
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.settings import Privacy
@@ -147,14 +143,13 @@ class Run:
         done, checkpoint = folder.load_checkpoint()
         run = Run(model, history[:done], timings[:done], config, checkpoint)
         try:
-            rebuilt = model is None and "name" in config["model"]
-            named = [*method_code(config["method"]), *(ModelConfig(**config["model"]).code if rebuilt else [])]
+            rebuilt = ModelConfig(**config["model"]) if model is None and "name" in config["model"] else None
+            named = [*method_code(config["method"]), *(rebuilt.code if rebuilt else [])]
             refuse_code([] if allow_code else named, str(folder.path / "config.toml"))
             if rebuilt:
-                shape, method = config["shape"], build_method(config["method"])
-                inputs = run.privacy.model_input_shape(shape["inputs"])
-                built = build_network(ModelConfig(**config["model"]), inputs, shape["outputs"], 0)
-                run._model, run._method = built.to(getattr(torch, shape["precision"])), method
+                shape = config["shape"]
+                built = build_network(rebuilt, run.privacy.model_input_shape(shape["inputs"]), shape["outputs"], 0)
+                run._model, run._method = built.to(getattr(torch, shape["precision"])), build_method(config["method"])
         except TrustError:
             raise
         except (NTKFLError, KeyError, TypeError, AttributeError) as error:
@@ -167,17 +162,14 @@ class Run:
 
 def _load_weights(folder: RunFolder, run: Run) -> None:
     """Of the finished run, or of its last whole round."""
-    path = folder.path / "model.safetensors"
     try:
         with eager(run.model) as model:
-            if path.exists():
-                model.load_state_dict(load_tensors(path.read_bytes()))
+            if folder.has_model:
+                model.load_state_dict(folder.load_model())
             elif run.checkpoint:
                 server = ServerState(Task(model, run.config["shape"]["outputs"], run.method.loss), run.method)
                 server.restore(run.checkpoint)
                 model.load_state_dict(server.trained(model).state_dict())
-    except (OSError, safetensors.SafetensorError) as error:
-        raise RunFolderError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     except RuntimeError as error:  # torch says on its first line which class it is, and on its second what is wrong
         why = " ".join(str(error).splitlines()[:2][-1].split())
-        raise ModelError(f"the weights in {path} do not fit the network: {why}") from None
+        raise ModelError(f"the weights in {folder.path} do not fit the network: {why}") from None

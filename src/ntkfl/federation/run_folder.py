@@ -3,6 +3,7 @@
     config.toml        what was run            history.jsonl   one record a round: the same for the same config
     timings.jsonl      what varies             model.safetensors   the weights to use
     checkpoint/state.safetensors   what the next round starts from
+    attempts.jsonl     where noise is drawn anew: every round that began, those that failed among them
 
 A file is written beside its place and moved there whole; a history line comes before the checkpoint that counts it.
 """
@@ -25,16 +26,17 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from ntkfl.atomic import PART
-from ntkfl.atomic import write_atomically as write_atomically
+from ntkfl.atomic import PART, write_atomically
 from ntkfl.data.partitions import ByClient
 from ntkfl.errors import RunFolderError
 from ntkfl.safe_parse import open_unlinked, parse_json, parse_toml, read_unlinked
 
 Record = dict[str, Any]
+_CHECKPOINT, _MODEL = "checkpoint/state.safetensors", "model.safetensors"
 _NUMBERS = frozenset({"round", "test_accuracy", "last_accuracy", "validation_accuracy", "uplink_bytes", "seconds"})
 _COUNTS = frozenset({"uplink", "downlink"})
 _DRAW = frozenset({"clients", "alpha", "reading", "overlap", "shards_per_client", "min_samples"})
+_MAY_DIFFER = ("rounds", "stop_at", "promises", "standardization", "constant", "names")  # in a run that is resumed
 
 
 class RunFolder:
@@ -45,31 +47,27 @@ class RunFolder:
 
     @property
     def holds_run(self) -> bool:
+        """Whether a run was begun here: its settings are the first thing written."""
         return (self.path / "config.toml").exists()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder: a second process that wants it is refused."""
-        if self.path.is_file():
-            raise RunFolderError(f"cannot use {self.path} as a run folder: it is a file")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             handle = open(self.path / ".lock", "w")  # noqa: SIM115 - held open for as long as the lock
         except OSError as error:
             raise RunFolderError(f"cannot use {self.path} as a run folder: {error.strerror}") from None
-        for _ in range(20):  # somebody who only looks (`in_use`) holds it for an instant
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                time.sleep(0.01)
-        else:
-            handle.close()
-            raise RunFolderError(f"{self.path} is in use by another process: wait for it, or choose another")
-        try:
+        with handle:
+            for _ in range(20):  # somebody who only looks (`in_use`) holds it for an instant
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError:
+                    time.sleep(0.01)
+            else:
+                raise RunFolderError(f"{self.path} is in use by another process: wait for it, or choose another")
             yield
-        finally:
-            handle.close()
 
     @property
     def in_use(self) -> bool:
@@ -83,38 +81,34 @@ class RunFolder:
             return False
         return False
 
-    def create(self, config: Mapping[str, Any]) -> None:
-        """Begin a run here; a folder that holds anything else is left alone."""
-        if self.holds_run:
+    def open(self, config: Mapping[str, Any], resume: bool) -> tuple[list[Record], list[Record], dict[str, Tensor]]:
+        """Begin a run here, or continue the one there is: its history and timings so far, and its checkpoint.
+
+        The caller holds the lock, so what a killed process left half written is removed. Another run's folder, or one
+        that holds anything else, is left alone.
+        """
+        for left in [*self.path.glob(f"*{PART}"), *self.path.glob(f"checkpoint/*{PART}")]:
+            left.unlink(missing_ok=True)
+        done, tensors, resumed = 0, dict[str, Tensor](), self.holds_run
+        if resumed and not resume:
             raise RunFolderError(
                 f"{self.path} already holds a run: continue it with --resume (in Python resume=True), or choose another"
             )
-        self._sweep()
-        others = [p.name for p in self.path.iterdir() if p.name != ".lock"] if self.path.exists() else []
-        if others:
+        if resumed:
+            self._check_config(config)
+            done, tensors = self.load_checkpoint()
+            if config["rounds"] < done:
+                asked = f"more than the {config['rounds']} asked for"
+                raise RunFolderError(f"{self.path} already holds {done} rounds, {asked}")
+        elif others := [p.name for p in self.path.glob("*") if p.name != ".lock"]:
             raise RunFolderError(f"{self.path} is not empty and holds no run ({others[0]} …): choose another folder")
-        self.write("config.toml", tomli_w.dumps(_plain(config)).encode())
-
-    def open(self, config: Mapping[str, Any], resume: bool) -> tuple[list[Record], list[Record], dict[str, Tensor]]:
-        """Begin a run here, or continue the one there is: its history and timings so far, and its checkpoint."""
-        if not (resume and self.holds_run):
-            self.create(config)
-            return [], [], {}
-        self._sweep()
-        self.check_config(config)
-        done, tensors = self.load_checkpoint()
-        if config["rounds"] < done:
-            raise RunFolderError(f"{self.path} already holds {done} rounds, more than the {config['rounds']} asked for")
-        # Rounds may have been raised: the folder repeats the run as it will be.
-        self.write("config.toml", tomli_w.dumps(_plain(config)).encode())
+        self.write("config.toml", tomli_w.dumps(_plain(config)).encode())  # rounds may have been raised
+        if not resumed:
+            return [], [], tensors
         return self.truncate("history.jsonl", done), self.truncate("timings.jsonl", done), tensors
 
-    def _sweep(self) -> None:
-        """Remove what a killed process left half written. The caller holds the lock: nobody else writes here now."""
-        for left in [*self.path.glob(f"*{PART}"), *self.path.glob(f"checkpoint/*{PART}")]:
-            left.unlink(missing_ok=True)
-
     def config(self) -> dict[str, Any]:
+        """The settings of the run; `RunFolderError` where there are none, or none that can be read."""
         if not self.holds_run:
             raise RunFolderError(f"{self.path} holds no run: there is no config.toml in it")
         try:
@@ -122,17 +116,14 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{self.path / 'config.toml'} is broken: {error}") from None
 
-    def check_config(self, config: Mapping[str, Any]) -> None:
+    def _check_config(self, config: Mapping[str, Any]) -> None:
         """Refuse to continue a run under other settings; more rounds are welcome."""
-        ignore = ("rounds", "stop_at", "promises", "names", "standardization", "constant")
         there = self.config()
-        difference = _difference(there, _plain(config), ignore=ignore)
+        difference = _difference(there, _plain(config), ignore=_MAY_DIFFER)
         if not difference and names_in(there, "features") != names_in(config, "features"):
             difference = "the data's features, or their order, differ"
         if difference.startswith("model.start "):
-            difference = (
-                "the model's initial weights differ (make the model as for the first rounds, from the same seed)"
-            )
+            difference = "the model's initial weights differ (make the model as at first, from the same seed)"
         if difference:
             raise RunFolderError(f"{self.path} holds a run of another configuration: {difference}")
 
@@ -146,8 +137,13 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(f"{self.path / 'failed.txt'} cannot be read: {error.strerror}") from None
 
+    @property
+    def attempts(self) -> int:
+        """Rounds that began, whether they succeeded or not, where the run writes them down."""
+        return len(self.records("attempts.jsonl"))
+
     def append(self, name: str, record: Record) -> None:
-        """Add one line to history.jsonl or timings.jsonl."""
+        """Add one line to history.jsonl or a file like it: it is on the disk when this returns."""
         try:
             with open(self.path / name, "a") as lines:
                 lines.write(json.dumps(record, allow_nan=False) + "\n")
@@ -177,22 +173,42 @@ class RunFolder:
     def truncate(self, name: str, rounds: int) -> list[Record]:
         """Keep the first `rounds` records: those the checkpoint counts."""
         records = self.records(name)[:rounds]
-        self.write(name, "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode())
+        self.write_records(name, records)
         return records
 
+    def write_records(self, name: str, records: Sequence[Record]) -> None:
+        """Put these records in the place of all there are."""
+        self.write(name, "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode())
+
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
+        """The trained model's state dict, as safetensors."""
         copies = {k: v.detach().cpu().clone() for k, v in tensors.items()}  # the format holds tied weights twice
-        self.write("model.safetensors", save_tensors(copies))
+        self.write(_MODEL, save_tensors(copies))
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the run has ended, and left its model."""
+        return (self.path / _MODEL).exists()
+
+    def load_model(self) -> dict[str, Tensor]:
+        """The tensors of the finished run's model; `RunFolderError` where there are none that can be read."""
+        path = self.path / _MODEL
+        try:
+            return load_tensors(path.read_bytes())
+        except (OSError, safetensors.SafetensorError) as error:
+            why = " ".join(str(error).split())
+            raise RunFolderError(f"{path} cannot be read, or the run has not ended: {why}") from None
 
     def save_checkpoint(self, round: int, tensors: Mapping[str, Tensor]) -> None:
+        """What the round after `round` starts from, with a checksum over names, types, shapes and bytes."""
         values = {k: v.detach().contiguous().cpu() for k, v in tensors.items()}
         # One entry: the library writes several in no fixed order, and equal states must be equal bytes.
         note = json.dumps({"round": round, "digest": _digest(round, values)})
-        self.write("checkpoint/state.safetensors", save_tensors(values, metadata={"ntkfl": note}))
+        self.write(_CHECKPOINT, save_tensors(values, metadata={"ntkfl": note}))
 
     def load_checkpoint(self) -> tuple[int, dict[str, Tensor]]:
         """(rounds done, tensors); (0, {}) where no round was finished."""
-        path = self.path / "checkpoint/state.safetensors"
+        path = self.path / _CHECKPOINT
         if not path.exists():
             return 0, {}
         try:
@@ -200,11 +216,10 @@ class RunFolder:
             tensors = load_tensors(content)
             end = 8 + int.from_bytes(content[:8], "little")  # where the format's header ends, which holds the note
             note = parse_json(parse_json(content[8:end].decode())["__metadata__"]["ntkfl"])
-            round, expected = note["round"], note["digest"]
-            found = _digest(round, tensors)
+            round, whole = note["round"], note["digest"] == _digest(note["round"], tensors)
         except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError, RuntimeError):
             raise RunFolderError(f"{path} is cut short or damaged: it cannot be resumed from") from None
-        if type(round) is not int or expected != found:
+        if type(round) is not int or not whole:
             raise RunFolderError(f"{path} is damaged: its contents do not match their checksum")
         return round, tensors
 
@@ -239,8 +254,8 @@ def names_in(config: Mapping[str, Any], kind: str) -> list[str]:
 def called(config: Mapping[str, Any], clients: Sequence[int]) -> str:
     """Clients of a run by their names, or numbers where they have none; the first ten."""
     names, shown = names_in(config, "clients"), clients[:10]
-    said = [names[i] if isinstance(i, int) and 0 <= i < len(names) else str(i) for i in shown]
-    return ", ".join([*said, *(["…"] if len(clients) > len(shown) else [])])
+    words = [names[i] if isinstance(i, int) and 0 <= i < len(names) else str(i) for i in shown]
+    return ", ".join([*words, *(["…"] if len(clients) > len(shown) else [])])
 
 
 def _record(line: str) -> Record:
@@ -257,6 +272,7 @@ def _record(line: str) -> Record:
 
 
 def _digest(round: int, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the round and of every tensor's name, type, shape and bytes."""
     digest = hashlib.sha256(str(round).encode())
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].dtype} {list(tensors[name].shape)};".encode())
@@ -276,12 +292,10 @@ def _plain(value: Any) -> Any:
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any], ignore: tuple[str, ...] = (), at: str = "") -> str:
     """The first setting that differs, in words; empty where none does."""
     for key in sorted({*old, *new} - set(ignore)):
-        name = f"{at}{key}"
         a, b = old.get(key), new.get(key)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
-            inner = _difference(a, b, at=f"{name}.")
-            if inner:
+            if inner := _difference(a, b, at=f"{at}{key}."):
                 return inner
         elif a != b:
-            return f"{name} is {'unset' if a is None else a} there, {'unset' if b is None else b} here"
+            return f"{at}{key} is {'unset' if a is None else a} there, {'unset' if b is None else b} here"
     return ""

@@ -97,14 +97,17 @@ class SumSchema:
 
     @property
     def sizes(self) -> list[int]:
+        """Numbers of each array."""
         return [math.prod(shape) for shape in self.shapes]
 
     @property
     def numbers(self) -> int:
+        """Length of a client's vector."""
         return sum(self.sizes)
 
     @property
     def sealed_bytes(self) -> int:
+        """Size of a masked vector once it is sealed: equal for all clients."""
         return WORD_BYTES * self.numbers + SEAL_BYTES
 
     def rows(self, of_samples: int) -> int:

@@ -4,7 +4,8 @@ Every client of an exchange sends equally many rows: who has fewer fills up with
 tell once it has opened it. So no number of rows says how many samples a client has, and none gets more say by sending
 more.
 
-`seal_reply` is a client's side and `open_rows` the aggregator's; `ShuffledTransport` is what comes between.
+`seal_reply` is a client's side and `open_rows` the aggregator's; `ShuffledTransport` is what comes between, and
+`LocalShuffler` all of it in one process.
 """
 
 from __future__ import annotations
@@ -15,15 +16,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ntkfl.crypto.context import bind
 from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey
-from ntkfl.crypto.row_frames import Announced, open_row, pack_rows, seal_rows
-from ntkfl.errors import ConfigError, MessageError, TrustError
-from ntkfl.federation.secure_sum import SumSchema, open_sum
+from ntkfl.crypto.row_frames import SEED_BYTES, Announced, BatchKey, open_row, pack_rows, seal_rows, unpack_rows
+from ntkfl.errors import ConfigError, MessageError, NTKFLError, TooFew, TrustError
+from ntkfl.federation.client import SeededRandomness
+from ntkfl.federation.secure_sum import SumSchema, mask_reply, open_sum
 from ntkfl.federation.transport import Traffic, Transport
-from ntkfl.federation.validation import MALFORMED
-from ntkfl.methods import Method, Task
+from ntkfl.federation.validation import MALFORMED, rows_of
+from ntkfl.methods import Method, State, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.methods.replies import Reply
+from ntkfl.services.shuffler.batch import Batch
+from ntkfl.services.shuffler.store import BatchStore
 from ntkfl.wire import Message
 from ntkfl.wire.message import describes
 
@@ -46,11 +51,6 @@ def seal_reply(
     encoded = [row.message(round).encode() for row in reply.split()]
     encoded += [bytes(len(encoded[0]))] * (count - len(encoded))
     return pack_rows(announced, seal_rows(encoded, aggregator, federation, run, announced))
-
-
-def is_padding(plain: bytes) -> bool:
-    """Whether an opened row is nothing but filling: zeros, which no message begins with."""
-    return not any(plain)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def open_rows(
     for row in set(sealed):
         try:
             plain = open_row(opener, row, federation, run, announced)
-            opened += [] if is_padding(plain) else [plain]
+            opened += [plain] if any(plain) else []  # padding is zeros, which no message begins with
         except TrustError:
             rejected["not for this batch"] += 1
     rejected["copied"] = len(sealed) - len(set(sealed))
@@ -169,12 +169,14 @@ class ShuffledTransport(Transport):
         return RowSchema.of(blank, question.round)
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
+        """With a new key, so that rows of another round cannot be opened in this one."""
         self.opener, self._summed = SealingKey.generate(), {}
 
     def end(self) -> None:
         self.opener = SealingKey.generate()  # nothing opens the round's rows any more
 
     def exchange(self, question: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
+        """The rows that could be opened, joined into messages; or the one reply that a secure sum's total makes."""
         if not isinstance(question, Message):
             raise ConfigError(f"{self.method.name} tells clients apart, which the shuffler is there to prevent")
         mixed = self.mix(question, cohort, traffic)
@@ -194,4 +196,106 @@ class ShuffledTransport(Transport):
         return opened.messages
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
+        """Of a secure sum: how many clients it is of, and how many scaled something down to its limit."""
         return self._summed
+
+
+LEAST_CLIENTS = 2  # without whose rows a simulated batch is not released: a deployed shuffler's least
+
+
+class LocalShuffler(ShuffledTransport):
+    """A shuffler in this process, with the shuffler's own code: simulated bytes are real bytes.
+
+    It stands between the server and the clients that `inner` reaches, each of which sends `rows` rows of samples, and
+    plays the clients' sealing, the shuffler and the aggregator.
+    """
+
+    floor = LEAST_CLIENTS
+
+    def __init__(self, inner: Transport, task: Task, method: Method, rows: int, seed: int = 0) -> None:
+        super().__init__(task, method, "simulation", "simulation")
+        self.inner, self.rows, self.seed = inner, rows, seed
+        self._key, self._present = BatchKey(0, 0), frozenset[int]()
+        self._shuffler = BatchStore(floor=LEAST_CLIENTS)
+
+    def available(self, wanted: int) -> Sequence[int]:
+        return self.inner.available(wanted)
+
+    def name(self, client: int) -> int | str:
+        return self.inner.name(client)
+
+    def begin(self, round: int, cohort: Sequence[int]) -> None:
+        if len(cohort) < LEAST_CLIENTS:
+            raise ConfigError(f"a shuffler hides nobody among fewer: at least {LEAST_CLIENTS} clients per round")
+        super().begin(round, cohort)
+        self.inner.begin(round, cohort)
+        self._key, self._present = BatchKey(round, 0), frozenset(cohort)
+        self._shuffler = BatchStore(floor=LEAST_CLIENTS)
+
+    def mix(self, question: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
+        """A client whose rows the shuffler refuses in the first exchange loses them, and is as if absent; in a later
+        one the round fails, as a shuffler then releases nothing.
+        """
+        sent = Traffic()  # bytes up are counted once replies are sealed
+        messages = self.inner.exchange(question, cohort, sent)
+        traffic.downlink += sent.downlink
+        traffic.client_seconds += sent.client_seconds
+        key, self._key = self._key, BatchKey(self._key.round, self._key.exchange + 1)
+        announced = Announced.of(key, bind("simulation", *key))  # in the place of an announcement's digest
+        schema = self.schema(question, len(cohort))
+        numbers = schema.numbers if isinstance(schema, SumSchema) else 0
+        sizes = schema.rows(self.rows), schema.sealed_bytes
+        self._shuffler.open(Batch(key, len(cohort), *sizes, LEAST_CLIENTS, numbers), announced.digest)
+        kind, taken, size = self.method.replies[question.kind], set[int](), 0
+        for number, message in zip(cohort, messages, strict=True):
+            if number not in self._present:
+                continue
+            reply = kind(message.arrays, message.halves)
+            try:
+                body = self._sealed(number, reply, question, schema, announced)
+                seed = body[:SEED_BYTES] if numbers else b""
+                rows = unpack_rows(body[len(seed) :])[1]
+                self._shuffler.submit(str(number), announced, rows, *([seed] if numbers else []))
+                taken.add(number)
+                size += len(body)
+            except NTKFLError:  # a reply that does not split or sum as it should, or that the shuffler refuses
+                traffic.rejected[MALFORMED] += len(rows_of(kind, message))
+                traffic.reasons.setdefault(MALFORMED, "a submission of another form than this round's")
+        self._present = frozenset(taken) if key.exchange == 0 else self._present
+        if len(taken) < LEAST_CLIENTS or taken != self._present:
+            self._shuffler.cancel(key)
+            why = f"{traffic.rejected[MALFORMED]} rows were {MALFORMED}"
+            raise TooFew(f"{len(taken)} clients' rows were taken, too few for the shuffler to release them: {why}")
+        sealed = self._shuffler.release(key)
+        masks = self._shuffler.masks(key) if numbers else b""
+        self._shuffler.forget(key)
+        return Mixed(sealed, schema, announced, size, masks)
+
+    def _sealed(
+        self, number: int, reply: Reply, question: Message, schema: RowSchema | SumSchema, announced: Announced
+    ) -> bytes:
+        """What the client submits; an `NTKFLError` where it cannot comply."""
+        where = (self.opener.public, self.federation, self.run, announced)
+        if isinstance(schema, RowSchema):
+            return seal_reply(reply, question.round, schema.rows(self.rows), *where)
+        addends = reply.addends(self.method, self.task, question)
+        if SumSchema.of(reply.kind, addends, schema.clients) != schema:
+            raise MessageError("a summand of another form than this round's")
+        draws = SeededRandomness(self.seed, number).of_round(question.round)
+        return mask_reply(schema.encode(addends, draws), *where)
+
+    def accepted(self, replies: Sequence[Reply]) -> None:
+        self.inner.accepted(replies)
+
+    def end(self) -> None:
+        super().end()
+        self.inner.end()
+
+    def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
+        return super().notes(cohort) | self.inner.notes(cohort)
+
+    def checkpoint(self) -> State:
+        return self.inner.checkpoint()
+
+    def restore(self, tensors: State) -> None:
+        self.inner.restore(tensors)

@@ -1,4 +1,7 @@
-"""Training in this process: clients are objects, everything else is as it is across machines."""
+"""Training in this process: clients are objects, everything else is as it is across machines.
+
+`train` is for Python, `execute` for a configuration; both make a `Simulation` and run it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import copy
 import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,33 +22,40 @@ from ntkfl.data.moments import Standardization
 from ntkfl.data.scales import scale_advice
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
-from ntkfl.federation.build import build_model, load_data, spelled_out
-from ntkfl.federation.byzantine import Byzantine, ByzantineClients
-from ntkfl.federation.callbacks import Callback, CallbackList, Progress
-from ntkfl.federation.config import RunConfig, describe_method, describe_settings
-from ntkfl.federation.evaluation import OwnTestSet
-from ntkfl.federation.feature_cache import split_frozen
-from ntkfl.federation.local import LocalTransport, SimulatedClients
-from ntkfl.federation.privacy_statement import privacy_statement, sum_promise
+from ntkfl.federation.byzantine import Byzantine
+from ntkfl.federation.client import honest, split_frozen
+from ntkfl.federation.config import (
+    RunConfig,
+    build_model,
+    describe_method,
+    describe_settings,
+    load_data,
+    spelled_out,
+)
 from ntkfl.federation.run import Run
-from ntkfl.federation.run_folder import RunFolder, without_draw
-from ntkfl.federation.server import Server
-from ntkfl.federation.transport import Transport
+from ntkfl.federation.run_folder import Record, RunFolder, without_draw
+from ntkfl.federation.server import OwnTestSet, Server
+from ntkfl.federation.transport import LocalTransport, SimulatedClients, Transport
 from ntkfl.methods import Method, Task
 from ntkfl.methods.base import fitted, kinds_of
 from ntkfl.methods.batchnorm import statistics
 from ntkfl.methods.combinations import settle
 from ntkfl.methods.replies import by_samples
 from ntkfl.methods.robust import Robust
-from ntkfl.methods.sums.noisy_sums import noise_advice, promises, unit_of
-from ntkfl.models.backbone import flat_hint
+from ntkfl.methods.sums.noisy_sums import guarantees, noise_advice, promises, unit_of
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sum_accounting import Participation
-from ntkfl.progress import plural
+from ntkfl.progress import ProgressBar, percent, plural
 from ntkfl.tangent.jacobian import HALF_TYPES
 from ntkfl.tangent.model_check import refuses_autocast
 from ntkfl.tangent.parameters import eager, flatten, full_precision, trainable
 from ntkfl.version import __version__
+
+_SENT = {
+    "rows": "rows of samples (per-sample Jacobian, outputs, label)",
+    "update": "a client's update",
+    "sums": "sums over a client's samples",
+}
 
 
 def train(
@@ -62,7 +73,7 @@ def train(
     out: Path | str | None = None,
     resume: bool = False,
     device: str | torch.device | None = None,
-    callbacks: Sequence[Callback] | None = None,
+    callbacks: Sequence[object] | None = None,
 ) -> Run:
     """Train `model` over the clients of `data` with `method`. `run.model` is trained; the model given stays as it is.
 
@@ -75,8 +86,10 @@ def train(
     `privacy` is what clients do to hide, such as `Privacy(secure_sum=True)`; what it leaves open is as the method has
     it. `robust` bounds what Byzantine clients can do: "on", or single bounds; none by default.
 
-    `callbacks` are called as the run proceeds; if none are given, a terminal or notebook shows rounds, accuracy and the
-    time left as one line. `callbacks=[]` shows nothing, `callbacks=[ntkfl.Progress()]` shows the line in a log too.
+    A callback is a function, called after each round with its line of `history.jsonl` and of `timings.jsonl`; or an
+    object with `on_round(record, timing)`, and with `on_begin(rounds)`, `on_start(note)` or `on_end()` if it wants
+    those. When it is called the folder holds the round, so what it raises stops the run and loses nothing. By default a
+    terminal or notebook shows a line of progress; `callbacks=[]` shows nothing, `[ntkfl.Progress()]` the line in a log.
     A run that ends worse than a constant prediction is warned of (`run.failure`).
     """
     with full_precision():
@@ -104,7 +117,7 @@ def execute(
     out: Path | None = None,
     resume: bool = False,
     device: str | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[object] = (),
 ) -> Run:
     """Train what the configuration says; `data` are what it names, where they are loaded already."""
     data = data or load_data(config)
@@ -135,9 +148,11 @@ def simulation_of(config: RunConfig, data: Federated, device: str | None = None)
 
 
 class Simulation:
-    """A federation in this process, and its server. Where `privacy` asks for projected inputs, P follows from `seed`,
-    which is no secret. With `byzantine`, some clients cheat. Unless `repeatable`, what clients draw, such as noise,
-    comes from the operating system.
+    """A federation in this process, and its server: everything is checked and built here, before the first round.
+
+    `clients` are the simulated clients, `task` the network with its loss, `server` plays the rounds. Where
+    `privacy` asks for projected inputs, P follows from `seed`, which is no secret. With `byzantine`, some clients
+    cheat. Unless `repeatable`, what clients draw, such as noise, comes from the operating system.
     """
 
     def __init__(
@@ -158,25 +173,21 @@ class Simulation:
         if not isinstance(method, Method):
             raise ConfigError(f"method must be an instance such as ntkfl.methods.NTKFL(), not {method!r}")
         if not isinstance(data, Federated):
-            raise ConfigError(
-                f"data must be dealt to clients, as by dataset.partition(…) or from_clients: not {data!r:.60}"
-            )
+            raise ConfigError(f"data must be dealt to clients (dataset.partition, from_clients): not {data!r:.60}")
         self.privacy, self.robust = settle(method, privacy, robust)
         self.model, self.all_data, self.seed, self.hold_out = model, data, seed, hold_out
+        self.byzantine, self.repeatable = byzantine, repeatable
         self.data, held = data.hold_out(hold_out, seed=seed) if hold_out else (data, None)
         self.clients_per_round = min(20, len(self.data)) if clients_per_round is None else clients_per_round
         if not isinstance(self.clients_per_round, int) or not 1 <= self.clients_per_round <= len(self.data):
-            raise ConfigError(
-                f"clients per round must be from 1 to the {len(self.data)} clients there are, got {clients_per_round}"
-            )
-        everyone = self.clients_per_round == len(self.data)
-        self.method = method = fitted(method, model, data.output_dim, everyone)
+            raise ConfigError(f"clients per round must be from 1 to all {len(self.data)}, got {clients_per_round}")
+        self.method = fitted(method, model, data.output_dim, self.clients_per_round == len(self.data))
         if data.standardization is not None and self.privacy.hides_clients:
             raise ConfigError(
                 "standardising tells the server each client's mean and deviation, which these settings would hide: "
                 "leave standardize out, or scale inputs by public numbers"
             )
-        if method.loss == "ce" and data.classes is None:
+        if self.method.loss == "ce" and data.classes is None:
             raise ConfigError("loss 'ce' needs class labels, but the targets are real-valued: use loss 'mse'")
         self.device = find_device(device) if device is not None else flatten(model).device
         with eager(model) as own:
@@ -185,42 +196,50 @@ class Simulation:
         self.task = Task(
             trained,
             data.output_dim,
-            method.loss,
-            label_smoothing=method.label_smoothing,
+            self.method.loss,
+            label_smoothing=self.method.label_smoothing,
             privacy=self.privacy,
             robust=self.robust,
             total_clients=len(self.data),
         )
-        self.repeatable = repeatable
-        self.clients = SimulatedClients(self.data, self.task, method, seed, features=features)
-        self.clients.repeatable = repeatable
-        self.test = self.clients.place(data.test)
-        self._check_model()
-        self.task.example = torch.zeros_like(self.test[0][:1]), torch.zeros_like(self.test[1][:1])
-        cheats = ByzantineClients.of(byzantine, method, seed, len(self.data), self.clients.rows)
-        if cheats is not None:
-            self.clients.respond = cheats.answer
+        liars, respond = None, honest
+        if byzantine is not None:
+            byzantine.check(self.method)
+            liars = byzantine.drawn(seed, len(self.data))
+            respond = partial(byzantine.reply, liars)
+        self.clients = SimulatedClients(
+            self.data,
+            self.task,
+            self.method,
+            seed,
+            repeatable=repeatable,
+            respond=respond,
+            features=features,
+        )
+        test = self.clients.place(data.test)
+        self._check_model(test[0][:2])
+        self.task.example = torch.zeros_like(test[0][:1]), torch.zeros_like(test[1][:1])
         self.task.shared = None if data.shared is None else self.clients.place(data.shared)
         if held is not None:
-            batches = [held.client(i) for i in range(len(held))]
-            self.task.validation = self.clients.place(
-                (torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
-            )
-        self.byzantine, self.local = byzantine, LocalTransport(self.clients, cheats)
+            xs, ys = zip(*(held.client(i) for i in range(len(held))), strict=True)
+            self.task.validation = self.clients.place((torch.cat(xs), torch.cat(ys)))
+        self.local = LocalTransport(self.clients, liars)
         self.server = Server(
             model,
             self.task,
-            method,
+            self.method,
             self._transport(),
-            OwnTestSet(self.test, self.task.validation),
+            OwnTestSet(test, self.task.validation),
             clients_per_round=self.clients_per_round,
             seed=seed,
+            count_attempts=self.privacy.epsilon is not None and not repeatable,
         )
 
     def _transport(self) -> Transport:
+        """The way to the clients: direct, or through a shuffler where privacy asks for one."""
         if not (self.privacy.shuffle or self.privacy.secure_sum):
             return self.local
-        from ntkfl.federation.local_shuffler import LocalShuffler  # sealing is an extra: only shuffled runs need it
+        from ntkfl.federation.shuffled import LocalShuffler  # sealing is an extra: only shuffled runs need it
 
         return LocalShuffler(self.local, self.task, self.method, self.clients.rows, self.seed)
 
@@ -231,49 +250,62 @@ class Simulation:
         stop_at: float | None = None,
         out: Path | str | None = None,
         resume: bool = False,
-        callbacks: Sequence[Callback] | None = None,
+        callbacks: Sequence[object] | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> Run:
-        """Play the rounds. `settings` overrides what the folder says of the run."""
+        """Play the rounds. `settings` are what the folder says of model, data and privacy, where names can say it."""
         if not isinstance(rounds, int) or rounds < 1:
             raise ConfigError(f"rounds must be a whole number of at least 1, got {rounds!r}")
-        told = CallbackList([Progress(log=False)] if callbacks is None else callbacks)
+        heard = [Progress(log=False)] if callbacks is None else list(callbacks)
+        for callback in heard:
+            if not (callable(callback) or hasattr(callback, "on_round") or hasattr(callback, "on_start")):
+                raise ConfigError(f"a callback is a function, or an object with on_round: not {callback!r}")
         folder = RunFolder(out) if out is not None else None
+        if folder and resume and self.server.count_attempts:
+            self.task.failed_rounds = folder.attempts - folder.load_checkpoint()[0]
         described = self._described(rounds, stop_at, settings)
         try:
-            told.tell("on_begin", rounds)
+            _tell(heard, "on_begin", rounds)
             for line in self._notes(rounds, described["promises"]):
-                told.tell("on_start", line)
+                _tell(heard, "on_start", line)
             for line in self._warnings(rounds):
                 if callbacks is None:
                     warnings.warn(line, stacklevel=3)  # of `train`'s caller, who has no display of lines
-                told.tell("on_start", f"warning: {line}")
-            return self.server.run(folder, described, resume=resume, on_round=partial(told.tell, "on_round"))
+                _tell(heard, "on_start", f"warning: {line}")
+            trained, history, timings = self.server.run(
+                folder, described, resume=resume, on_round=partial(_tell, heard, "on_round")
+            )
         finally:
-            told.tell("on_end")
+            _tell(heard, "on_end")
+        return Run(trained, history, timings, described, self.server.checkpoint(), self.method)
 
     def _described(self, rounds: int, stop_at: float | None, settings: Mapping[str, Any] | None) -> dict[str, Any]:
-        """What the run's folder says of it."""
-        said = dict(self._made_in_python() if settings is None else settings)
-        said |= {"rounds": rounds, "stop_at": stop_at, "shape": self.shape()}
-        said |= {"method": describe_method(self.method), "promises": self._promises(rounds)}
+        """What the run's folder says of it. Where noise protects records or clients, nothing exact about training data
+        is among it: no client's name, no number of samples, no digest of the data.
+        """
+        data, exact = self.data, self.privacy.epsilon is None
+        described = dict(self._made_in_python(exact) if settings is None else settings)
+        described |= {"rounds": rounds, "stop_at": stop_at, "shape": self._shape()}
+        described |= {"method": describe_method(self.method), "promises": self._promises(rounds)}
         if self.byzantine is not None:
-            said |= {"byzantine": self.byzantine.model_dump(mode="json")}
-        said |= {"constant": self.server.constant} if self.server.constant else {}
-        data = self.data
-        names = {"clients": data.client_names, "classes": data.class_names, "features": data.feature_names}
+            described["byzantine"] = self.byzantine.model_dump(mode="json")
+        if self.server.constant:
+            described["constant"] = self.server.constant
+        clients = data.client_names if exact else ()
+        names = {"clients": clients, "classes": data.class_names, "features": data.feature_names}
         if any(names.values()):  # for people who look at the run, and for files read later: messages have numbers
-            said |= {"names": {kind: listed for kind, listed in names.items() if listed}}
+            described["names"] = {kind: listed for kind, listed in names.items() if listed}
         if data.standardization is not None:  # the trained model needs it for whatever inputs come later
-            said |= {"standardization": Standardization.of(data.standardization).model_dump(mode="json")}
-        return said
+            described["standardization"] = Standardization.of(data.standardization).model_dump(mode="json")
+        return described
 
-    def _made_in_python(self) -> dict[str, Any]:
+    def _made_in_python(self, exact: bool) -> dict[str, Any]:
         """What identifies model and data, where names cannot."""
-        weights = flatten(self.model).detach().cpu()
-        start = hashlib.sha256(weights.numpy().tobytes()).hexdigest()
+        start = hashlib.sha256(flatten(self.model).detach().cpu().numpy().tobytes()).hexdigest()
         with eager(self.model) as own:
             kind = type(own).__name__
+        data = self.all_data.describe() | {"fingerprint": self.all_data.fingerprint()}
+        hidden = () if exact else ("samples", "fingerprint")
         return {
             "ntkfl": __version__,
             "simulation": True,
@@ -281,75 +313,82 @@ class Simulation:
             "seed": self.seed,
             "hold_out": self.hold_out,
             **describe_settings(self.privacy, self.robust),
-            "data": self.all_data.describe() | {"fingerprint": self.all_data.fingerprint()},
-            "model": {"class": kind, "weights": weights.numel(), "start": start},
+            "data": {name: value for name, value in data.items() if name not in hidden},
+            "model": {"class": kind, "weights": flatten(self.model).numel(), "start": start},
         }
+
+    def _shape(self) -> dict[str, Any]:
+        """What the network takes and gives, and which seed projects: a name for it, never the seed."""
+        shape = {"inputs": list(self.data.input_shape), "outputs": self.data.output_dim}
+        named = {"key_id": self.clients.secret.key_id} if self.clients.projection is not None else {}
+        return {**shape, "precision": str(self.task.like.dtype).removeprefix("torch."), **named}
+
+    def _promises(self, rounds: int) -> dict[str, Any]:
+        """The table `promises` of the run's folder: guarantees with what they assume, for a client in every round, and
+        failed rounds counted; whether replies are summed under masks; `floor`, fewest clients whose replies are
+        released; what each role sees; and which samples no guarantee is for.
+        """
+        played, total = rounds + self.task.failed_rounds, len(self.data)
+        run = Participation(played, self.clients_per_round, total, played, simulated=True)
+        found = [asdict(one) for one in guarantees(self.method, self.task, run)]
+        test = plural(len(self.data.test[1]), "test sample")
+        drawn = ", a random part of the file's rows" if "test" in self.data.description else ""
+        held = f" and {self.hold_out} held-out clients" if self.hold_out else ""
+        table: dict[str, Any] = {
+            "secure_sum": self.privacy.secure_sum,
+            "sees": _sees(self.method, self.privacy),
+            "sums": sum_promise(self.privacy) or None,
+            "floor": self.server.transport.floor,
+            "uncovered": f"the {test}{drawn}{held}: the server measures on them as they are" if found else None,
+        }
+        return {name: value for name, value in table.items() if value is not None} | {"guarantees": found}
 
     def _notes(self, rounds: int, promised: Mapping[str, Any]) -> list[str]:
         """Lines on what the run promises and on what the network decided, before the first round."""
         lines = [*promises(self.method, self.task, self.clients_per_round, rounds), sum_promise(self.privacy)]
         if self.privacy.epsilon:
-            noise = (
+            why = (
                 "the noise follows from the seed, and hides nothing" if self.repeatable else "one process has all data"
             )
-            lines.append(f"simulated: {noise}")
-        lines += [*self.task.notes, self._whole_targets().removeprefix("; ")]
+            lines.append(f"simulated: {why}")
+        lines += [*self.task.notes, self._whole_targets()]
         if uncovered := promised.get("uncovered"):
             lines.append(f"not covered: {uncovered}")
         return [line for line in lines if line]
 
     def _warnings(self, rounds: int) -> list[str]:
         """Lines on settings that will not do what their user may expect."""
-        lines = []
+        lines, sizes = [], self.data.sizes
         if "update" not in kinds_of(self.method) and statistics(self.task.model):
             lines.append(
                 f"the network has batch normalisation, and {self.method.name} trains weights alone: running means and "
-                "variances stay as they are, which costs accuracy unless they come pretrained; use nn.GroupNorm in its "
-                "place, or a method whose clients train locally (fedavg)"
+                "variances stay as they are; use nn.GroupNorm, or a method whose clients train locally (fedavg)"
             )
-        samples = sum(self.data.sizes) / len(self.data) * self.clients_per_round
+        samples, unit = sum(sizes) / len(sizes) * self.clients_per_round, unit_of(self.method)
         lines += noise_advice(self.method, self.task, samples, self.clients_per_round, rounds)
-        protected = sum(self.data.sizes) if unit_of(self.method) == "record" else len(self.data)
+        protected = sum(sizes) if unit == "record" else len(sizes)
         if self.privacy.epsilon and self.privacy.delta * protected >= 1:
             lines.append(
-                f"delta = {self.privacy.delta:g} allows publishing one {unit_of(self.method)} of the {protected} there "
+                f"delta = {self.privacy.delta:g} allows publishing one {unit} of the {protected} there "
                 f"are: take a delta far below {1 / protected:.1g}"
             )
         lines += scale_advice(self.all_data, self.privacy.hides_clients)
         most = self.privacy.sum_samples
-        counted = self.privacy.secure_sum and by_samples(self.method) and unit_of(self.method) == "record"
-        large = sum(size > most for size in self.data.sizes) if counted else 0
-        if large:
+        counted = self.privacy.secure_sum and by_samples(self.method) and unit == "record"
+        if large := sum(size > most for size in sizes) if counted else 0:
             have, count = ("has", "counts") if large == 1 else ("have", "count")
-            lines.append(
-                f"{plural(large, 'client')} {have} more records than sum_samples ({most:,}) and {count} for less"
-            )
+            clients = plural(large, "client")
+            lines.append(f"{clients} {have} more records than sum_samples ({most:,}) and {count} for less")
         return lines
 
     def _whole_targets(self) -> str:
         """What to say of labels where squared error may be meant for regression."""
         if self.method.loss != "mse" or self.data.classes is None or self.data.class_names or self.data.name in NAMES:
             return ""
-        return "; whole-number targets are classes here: for regression make them with targets='real' (--targets real)"
+        return "whole-number targets are classes here: for regression make them with targets='real' (--targets real)"
 
-    def _promises(self, rounds: int) -> dict[str, Any]:
-        """What such a run promises, if a client is in every round and has one sample."""
-        run = Participation(rounds, self.clients_per_round, len(self.data), rounds, simulated=True)
-        drawn = ", a random part of the file's rows" if "test" in self.data.description else ""
-        held = f" and {self.hold_out} held-out clients" if self.hold_out else ""
-        samples = plural(len(self.test[1]), "test sample")
-        uncovered = f"the {samples}{drawn}{held}: the server measures on them as they are"
-        return privacy_statement(self.method, self.task, run, self.server.transport.floor, uncovered)
-
-    def shape(self) -> dict[str, Any]:
-        """What the network takes and gives, and which seed projects: a name for it, never the seed."""
-        shape = {"inputs": list(self.data.input_shape), "outputs": self.data.output_dim}
-        named = {"key_id": self.clients.secret.key_id} if self.clients.projection is not None else {}
-        return {**shape, "precision": str(self.task.like.dtype).removeprefix("torch."), **named}
-
-    def _check_model(self) -> None:
-        """Fail before the first round where model and data do not fit."""
-        x = self.test[0][:2]
+    def _check_model(self, x: torch.Tensor) -> None:
+        """Fail before the first round where the model cannot be trained on inputs such as x [n, …]."""
         if half := {p.dtype for p in trainable(self.task.model).values()} & set(HALF_TYPES):
             raise ModelError(
                 f"the model's weights are {str(half.pop()).removeprefix('torch.')}, in which steps get lost: train it "
@@ -362,14 +401,68 @@ class Simulation:
             raise
         except Exception as error:  # whatever a user's model raises
             reason = str(error).split("\n")[0]
-            if x.is_floating_point() and "indices" in reason:  # an embedding's
-                reason += "; tokens are whole numbers: say so with from_clients(..., tokens=True)"
-            reason += flat_hint(x.shape[1:], reason)
             raise ModelError(f"the model fails on inputs of shape {list(x.shape[1:])} as a tensor: {reason}") from error
         if tuple(f.shape) != (len(x), self.data.output_dim):
+            hint = self._whole_targets()
             raise ModelError(
                 f"the model maps {len(x)} samples to {list(f.shape)}; the data need [{len(x)}, {self.data.output_dim}] "
-                f"(by the largest label, or the targets' width){self._whole_targets()}"
+                f"(by the largest label, or the targets' width){hint and f'; {hint}'}"
             )
         if not bool(self.task.like.isfinite().all()):
             raise NumericalError("the model's weights are not finite before training")
+
+
+def sum_promise(privacy: Privacy) -> str:
+    """What masks promise, and that a total without noise has no ε, in a line; empty where replies are not summed."""
+    if not privacy.secure_sum:
+        return ""
+    return f"secure sums: only totals are seen unless server and shuffler collude{'' if privacy.epsilon else '; no ε'}"
+
+
+def _sees(method: Method, privacy: Privacy) -> dict[str, str]:
+    """By role, in the order of what it sees."""
+    reply = " and ".join(_SENT[kind] for kind in sorted(kinds_of(method)))
+    if not (privacy.secure_sum or privacy.shuffle):
+        return {"aggregator": f"{reply}, under the client's name", "others": "the model"}
+    aggregator, sealed = f"{reply}, without senders", "sealed rows, equally many of each client"
+    if privacy.secure_sum:
+        aggregator = "the total over a round's clients and how many they are; of a single client nothing"
+        sealed = "sealed vectors and seeds of masks"
+    shuffler = f"who takes part; {sealed}; the model"
+    return {"aggregator": aggregator, "shuffler": shuffler, "key server": "who is enrolled", "others": "the model"}
+
+
+def _tell(callbacks: Sequence[object], what: str, *about: object) -> None:
+    """Call this method of every callback that has it, in the order given; a function hears rounds."""
+    for callback in callbacks:
+        heard = getattr(callback, what, callback if what == "on_round" else None)
+        if callable(heard):
+            heard(*about)
+
+
+class Progress:
+    """Rounds, accuracy and the time left on standard error: a bar in a terminal, in a notebook or log a line every ten
+    seconds or so. With `log=False`, not in a log.
+    """
+
+    def __init__(self, log: bool = True) -> None:
+        self.log = log
+        self._bar: ProgressBar | None = None
+
+    def on_begin(self, rounds: int) -> None:
+        bar = ProgressBar(rounds, f"training, {plural(rounds, 'round')}")
+        if self.log or bar.live or bar.console.is_jupyter:
+            self._bar = bar.__enter__()
+
+    def on_round(self, record: Record, timing: Record) -> None:
+        if self._bar is not None:
+            accuracy, loss = record["test_accuracy"], record["test_loss"]
+            reached = "" if loss is None else f", test loss {loss:.4g}"
+            if accuracy is not None:
+                reached = f", test accuracy {percent(accuracy)}"
+            self._bar.round(record, timing, what=f"round {record['round']} of {self._bar.total}{reached}")
+
+    def on_end(self) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)
+            self._bar.console.print(self._bar.what, soft_wrap=True)

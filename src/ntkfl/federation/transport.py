@@ -1,20 +1,36 @@
-"""Between the server and its clients: what every way of reaching them offers, and what it counts.
+"""Between the server and its clients: what every way of reaching them offers, and the clients of this process.
 
 A transport takes one question of the server to the clients of a cohort and brings their replies, wherever the clients
-are: in this process (`local.py`), behind a shuffler (`shuffled.py`), on Flower's nodes (`ntkfl.flower`).
+are: in this process (`LocalTransport`), behind a shuffler (`shuffled.py`), on Flower's nodes (`ntkfl.flower`).
 """
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from ntkfl.methods import State
+import torch
+
+from ntkfl.data import Federated
+from ntkfl.errors import ConfigError
+from ntkfl.federation.client import (
+    Answer,
+    Batch,
+    Client,
+    FeatureCache,
+    SeededRandomness,
+    SystemRandomness,
+    honest,
+)
+from ntkfl.methods import Method, State, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.methods.replies import Reply
+from ntkfl.privacy.projection import RunSecret
+from ntkfl.privacy.subsample import equal_rows
 from ntkfl.wire import Message
 
 
@@ -36,7 +52,7 @@ class Transport:
     """A round is `begin`, one or more `exchange`s, and `end`. Clients are numbers here; `name` is what records say."""
 
     anonymous: bool = False  # whether replies come without their senders
-    floor: int | None = None  # fewest clients whose replies are released, where somebody in between sees to that
+    floor: int | None = None  # fewest clients whose replies are released, where a shuffler sees to that
 
     @abstractmethod
     def available(self, wanted: int) -> Sequence[int]:
@@ -49,6 +65,7 @@ class Transport:
         """
 
     def name(self, client: int) -> int | str:
+        """What records call this client."""
         return client
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
@@ -70,3 +87,152 @@ class Transport:
 
     def restore(self, tensors: State) -> None:
         """Go on from a checkpoint, which may hold more than is ours."""
+
+
+class SimulatedClients:
+    """The clients of `fed`, drawing from `seed`, or where not `repeatable` from the operating system. Each sends `rows`
+    rows of samples through a shuffler. `respond` is how they answer, `features` the cache of a frozen backbone.
+    """
+
+    def __init__(
+        self,
+        fed: Federated,
+        task: Task,
+        method: Method,
+        seed: int,
+        *,
+        repeatable: bool = True,
+        respond: Answer = honest,
+        features: FeatureCache | None = None,
+    ) -> None:
+        self.fed, self.task, self.method, self.seed = fed, task, method, seed
+        self.repeatable, self.respond, self.features = repeatable, respond, features
+        self.secret = RunSecret.simulated(seed)
+        self.projection = task.privacy.make_projection(self.secret, fed.input_shape)
+        self.rows = equal_rows(fed.sizes, task.privacy.subsample_rate)
+        self._clients: dict[int, Client] = {}
+
+    def __len__(self) -> int:
+        return len(self.fed)
+
+    def __getitem__(self, number: int) -> Client:
+        """Client `number`, made when it is first asked: of many clients few are in a short run."""
+        if number not in self._clients:
+            sampled = any(reply.sampled for reply in self.method.replies.values())
+            self._clients[number] = Client(
+                number,
+                self.task,
+                self.method,
+                lambda: self.place(self.fed.client(number)),
+                SeededRandomness(self.seed, number) if self.repeatable else SystemRandomness(),
+                rows=self.rows if self.task.privacy.shuffle and sampled else None,
+                respond=self.respond,
+            )
+        return self._clients[number]
+
+    def place(self, batch: Batch) -> Batch:
+        """A batch as the network gets it: on the device, projected, behind a frozen backbone."""
+        x, y, like = batch[0].to(self.task.like.device), batch[1], self.task.like
+        if x.is_floating_point():  # tokens stay whole
+            x = x.to(like.dtype)
+        elif self.projection is not None:
+            raise ConfigError("tokens cannot be projected: leave projected_dim out")
+        x = x if self.projection is None else self.projection(x)
+        x = x if self.features is None else self.features(x)
+        return x, y.to(like.device, like.dtype if y.is_floating_point() else y.dtype)
+
+    def memories(self) -> State:
+        """What clients keep between rounds, as a checkpoint holds it."""
+        kept = {number: client.memory.before(0) for number, client in self._clients.items()}
+        return {f"client/{number}/{name}": t for number, memory in kept.items() for name, t in memory.items()}
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Give clients back what `memories` took; tensors of other names are left alone."""
+        memories: dict[int, State] = {}
+        for key, t in tensors.items():
+            if key.startswith("client/"):
+                _, number, name = key.split("/", 2)
+                memories.setdefault(int(number), {})[name] = t.to(self.task.like.device)
+        for client, memory in memories.items():
+            self[client].memory.keep(0, memory)
+
+
+class Listener(Protocol):
+    """Hears every message of a simulation, byte for byte, and who sent it: an audit scores its attacks by that."""
+
+    def asked(self, question: Outgoing, cohort: Sequence[int]) -> None: ...
+    def sent(self, client: int, message: Message) -> None: ...
+    def answered(self, replies: Sequence[Reply]) -> None:
+        """As the aggregator has them."""
+
+
+class LocalTransport(Transport):
+    """To the clients of this process. Every message is encoded, counted and decoded, as if it crossed a network."""
+
+    listener: Listener | None = None
+
+    def __init__(self, clients: SimulatedClients, byzantine: frozenset[int] | None = None) -> None:
+        self.clients, self.byzantine = clients, byzantine
+        self._cohort: Sequence[int] = ()
+        self._standardizes = False  # whether what standardising took counts in the next exchange
+
+    def available(self, wanted: int) -> Sequence[int]:
+        return range(len(self.clients))
+
+    def begin(self, round: int, cohort: Sequence[int]) -> None:
+        self._cohort = cohort
+        self._standardizes = round == 1 and self.clients.fed.standardization is not None
+
+    def exchange(self, question: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
+        """One client after another, in this thread: results do not depend on how many cores there are."""
+        began, received = time.perf_counter(), list[Message]()
+        if self._standardizes:
+            self._count_moments(traffic)
+        if self.listener:
+            self.listener.asked(question, cohort)
+        # All clients receive the same bytes, unless each has a question of its own: decoding once stands for all.
+        common = _crossed(question) if isinstance(question, Message) else None
+        for number in cohort:
+            asked, sent = common or _crossed(question[number])  # type: ignore[index]  # one for each
+            traffic.downlink[asked.kind] += sent
+            reply = self.clients[number].answer(asked)
+            if self.listener:
+                self.listener.sent(number, reply)
+            answer, sent = _crossed(reply)
+            traffic.uplink[reply.kind] += sent
+            received.append(answer)
+        traffic.client_seconds += time.perf_counter() - began
+        return received
+
+    def _count_moments(self, traffic: Traffic) -> None:
+        """What standardising inputs took: moments from every client, and mean and std back."""
+        moments, self._standardizes = self.clients.fed.standardization, False
+        assert moments is not None
+        sums = {"samples": moments.samples, "sums": moments.sums, "squares": moments.squares}
+        back = {"mean": moments.mean, "std": moments.std}
+        traffic.uplink["moments"] += len(Message("sums", 0, sums).encode()) * len(self.clients)
+        traffic.downlink["moments"] += len(Message("weights", 0, back).encode()) * len(self.clients)
+
+    def accepted(self, replies: Sequence[Reply]) -> None:
+        if self.listener:
+            self.listener.answered(replies)
+
+    def end(self) -> None:
+        for number in self._cohort:
+            self.clients[number].rest()
+        self._cohort = ()
+
+    def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
+        return {} if self.byzantine is None else {"byzantine": [c for c in cohort if c in self.byzantine]}
+
+    def checkpoint(self) -> State:
+        return self.clients.memories()
+
+    def restore(self, tensors: State) -> None:
+        self.clients.restore(tensors)
+
+
+def _crossed(message: Message) -> tuple[Message, int]:
+    """The message as it arrives, and its bytes."""
+    payload = message.encode()
+    return Message.decode(payload), len(payload)

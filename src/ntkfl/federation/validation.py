@@ -57,7 +57,7 @@ def filter_replies(kind: type[Reply], task: Task, messages: Sequence[Message]) -
             good += _parsed(kind, task, message, kept)
         else:
             kept.reject(
-                MALFORMED, len(_rows(kind, message)), "its arrays differ in name, type or shape from the others'"
+                MALFORMED, len(rows_of(kind, message)), "its arrays differ in name, type or shape from the others'"
             )
         kept.touched += kept.rejected.total() > before
     sizes = [reply.sizes(task) for reply in good]
@@ -88,7 +88,7 @@ def _parsed(kind: type[Reply], task: Task, message: Message, kept: Filtered) -> 
     with suppress(NTKFLError):
         return [kind.parse(message, task)]
     good: list[Reply] = []
-    for row in _rows(kind, message):
+    for row in rows_of(kind, message):
         try:
             good.append(kind.parse(replace(row.message(message.round), kind=message.kind), task))
         except NTKFLError as error:
@@ -107,7 +107,7 @@ def _joined(kind: type[Reply], task: Task, rows: Sequence[Reply]) -> list[Reply]
     return replies
 
 
-def _rows(kind: type[Reply], message: Message) -> Sequence[Reply]:
+def rows_of(kind: type[Reply], message: Message) -> Sequence[Reply]:
     """The rows that a message splits into; the whole of it where it does not."""
     whole = kind(message.arrays, message.halves)
     try:

@@ -20,10 +20,8 @@ from ntkfl.crypto.context import bind
 from ntkfl.data.from_arrays import Array, checked_pair
 from ntkfl.data.torch_data import Pair, TorchData, read_torch, varies
 from ntkfl.errors import ConfigError, DataError, ModelError, Refused
-from ntkfl.federation.client import Client, Memory, SeededRandomness
-from ntkfl.federation.feature_cache import split_frozen
+from ntkfl.federation.client import Client, Memory, SeededRandomness, seeded_torch, split_frozen
 from ntkfl.federation.policy import Agreed, Site, Terms, noisy
-from ntkfl.federation.seeds import seeded_torch
 from ntkfl.flower import network
 from ntkfl.flower.records import FROZEN, Notes, content, note, notes_of, payload_of
 from ntkfl.methods import Method, State, Task

@@ -20,12 +20,11 @@ from flwr.serverapp.strategy import FedAvg, Result
 from torch import nn
 
 from ntkfl.errors import ConfigError, Diverged, MessageError, NumericalError, RunFolderError, TooFew
+from ntkfl.federation.client import split_frozen
 from ntkfl.federation.config import build_method
-from ntkfl.federation.evaluation import ADVICE
-from ntkfl.federation.feature_cache import split_frozen
 from ntkfl.federation.policy import Terms
 from ntkfl.federation.run_folder import Record, RunFolder
-from ntkfl.federation.server import Server, remarks
+from ntkfl.federation.server import ADVICE, Server, remarks
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.flower import network
 from ntkfl.flower.records import content, note

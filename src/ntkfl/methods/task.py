@@ -62,6 +62,7 @@ class Task:
         self.outputs, self.loss, self.label_smoothing = outputs, loss, label_smoothing
         self.privacy, self.robust = privacy or Privacy(), robust or Robust()
         self.total_clients = total_clients  # of the whole federation, not of a round
+        self.failed_rounds = 0  # that drew noise anew and then failed: they count for ε
         self.shared, self.validation = shared, validation
         self.example: tuple[Tensor, Tensor] | None = None  # a sample of zeros: x [1, …] as the network gets it, y
         self.notes: list[str] = []

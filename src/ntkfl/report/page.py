@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ntkfl.atomic import write_atomically
 from ntkfl.errors import ConfigError
-from ntkfl.federation.run_folder import write_atomically
 from ntkfl.report.runs import FoundRun, require
 from ntkfl.report.view import audit, files, view
 from ntkfl.version import __version__

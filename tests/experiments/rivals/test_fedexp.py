@@ -7,7 +7,7 @@ import torch
 from ntkfl_experiments.rivals.fedexp import FedExP
 from torch import nn
 
-from ntkfl.federation.server_state import ServerState
+from ntkfl.federation.server import ServerState
 from ntkfl.methods import ClientRound, FedAvg, Task
 from ntkfl.privacy.randomness import Randomness
 from tests.methods.rounds import one_weight, play, scalar_client, small_clients, small_task

@@ -11,7 +11,6 @@ import torch
 from ntkfl.data import Dirichlet, Federated, load
 from ntkfl.data.catalog import locate
 from ntkfl.errors import ConfigError
-from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.run_folder import Record
 from ntkfl.federation.simulation import train
 from ntkfl.methods import NTKFL, FedAvg, Method
@@ -57,7 +56,7 @@ class _Race:
                 seed=self.seed,
                 stop_at=self.goal,
                 device=self.device,
-                callbacks=[Functions(on_round=on_round)],
+                callbacks=[on_round],
             )
         except _TooSlow:
             return None, rounds

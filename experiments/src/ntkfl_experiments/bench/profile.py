@@ -23,7 +23,7 @@ from torch import Tensor
 from ntkfl.data import Dirichlet, Federated, from_clients
 from ntkfl.data.catalog import load, locate
 from ntkfl.federation import server
-from ntkfl.federation.evaluation import OwnTestSet
+from ntkfl.federation.server import OwnTestSet
 from ntkfl.federation.simulation import Simulation
 from ntkfl.methods import NTKFL, Task
 from ntkfl.methods.rows import ntk_fl, robust_rows

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from ntkfl.audit.analytic import gaussian_prior, invert
 from ntkfl.audit.measures import guesses, psnr, ssim
 from ntkfl.data import load
-from ntkfl.federation.build import build_network
-from ntkfl.federation.config import ModelConfig
+from ntkfl.federation.config import ModelConfig, build_network
 from ntkfl.methods.rows.upload import TangentRows
 from ntkfl.methods.task import Task
 from ntkfl.privacy.settings import Privacy

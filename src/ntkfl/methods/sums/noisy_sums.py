@@ -161,8 +161,8 @@ class NoisySums(Method):
         return wide
 
     def spent(self, task: Task, round: int) -> dict[str, float | str]:
-        """What the record of this round says of privacy."""
-        privacy = task.privacy
+        """What the record of this round says of privacy; rounds that failed before it count."""
+        privacy, round = task.privacy, round + task.failed_rounds
         if (budget := self.budget(task)) is None:
             return {}
         found: dict[str, float | str] = {"epsilon": budget.spent(round), "delta": privacy.delta, "unit": self.unit}
@@ -173,10 +173,12 @@ class NoisySums(Method):
 
     def check_round(self, task: Task, round: int, cohort: Sequence[int] = ()) -> None:
         """`ConfigError` where ε is not for this round, or where more clients are drawn than it counts on."""
-        privacy = task.privacy
+        privacy, round = task.privacy, round + task.failed_rounds
         self.check_privacy(privacy)
         if round > privacy.budget_rounds:
-            raise ConfigError(f"round {round}: ε was for {privacy.budget_rounds} rounds (budget_rounds), and is spent")
+            failed = f" with {task.failed_rounds} that failed" if task.failed_rounds else ""
+            spent = f"ε was for {privacy.budget_rounds} rounds (budget_rounds), and is spent"
+            raise ConfigError(f"round {round}{failed}: {spent}")
         if privacy.sampling_rate < 1 and len(cohort) > privacy.sampling_rate * task.total_clients * (1 + 1e-9):
             drawn = f"{len(cohort)} of {task.total_clients} clients"
             raise ConfigError(f"a round draws {drawn}, more than sampling_rate {privacy.sampling_rate:.3g} says")
