@@ -14,9 +14,8 @@ import ntkfl
 from ntkfl.errors import ModelError
 from ntkfl.tangent import sparse
 from ntkfl.tangent.dense import DenseBlock
-from ntkfl.tangent.jacobian import BlockJacobian
+from ntkfl.tangent.jacobian import BlockJacobian, StackedJacobian
 from ntkfl.tangent.sparse import SparseBlock
-from ntkfl.tangent.jacobian import StackedJacobian
 from tests.tangent.networks import build
 
 EXACT = 1e-12

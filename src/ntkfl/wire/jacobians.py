@@ -14,8 +14,8 @@ from torch import Tensor
 from ntkfl.errors import MessageError
 from ntkfl.tangent.dense import DenseBlock
 from ntkfl.tangent.factored import FactoredBlock, LinearBlock
-from ntkfl.tangent.layers import BLOCKS
 from ntkfl.tangent.jacobian import Block, BlockJacobian, Jacobian, StackedJacobian
+from ntkfl.tangent.layers import BLOCKS
 from ntkfl.wire.message import NamedArrays
 
 
