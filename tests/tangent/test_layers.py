@@ -260,9 +260,6 @@ class TestWaysOfUse:
         model = Net(lambda m, x: m.out(torch.tanh(x * m.a(torch.ones(2, 4).double()).sum(0))), a=a, out=out)
         assert check(model, torch.randn(5, 4, dtype=torch.float64)) == ["linear", "dense"]
 
-    def test_a_layer_as_the_whole_model(self) -> None:
-        assert check(nn.Linear(4, 3).double(), torch.randn(5, 4, dtype=torch.float64), "factored") == ["linear"]
-
     def test_one_tensor_as_weight_and_bias(self) -> None:
         norm, out = nn.LayerNorm(4), nn.Linear(4, 3)
         norm.bias = norm.weight
