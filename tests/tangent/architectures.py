@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.tangent.networks import mlp
-
 
 class Residual(nn.Module):
     """A residual network in small: stem, two blocks (the second strided, with a 1×1 shortcut), mean, linear."""
@@ -213,7 +211,6 @@ def in_place() -> nn.Module:
 
 
 ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
-    "deep tanh perceptron": (lambda: mlp(18, 9, 8, 7, 6, 3), sequences),
     "strided convolutions with pooling": (strided, images),
     "depthwise-separable convolutions": (separable, images),
     "dilated convolutions in one dimension": (lambda: with_statistics(dilated()), sequences),
@@ -250,7 +247,6 @@ ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] =
         lambda: frozen(nn.Sequential(nn.Linear(3, 3), Recurrent(nn.GRU, batch_first=True)), "1.cell"),
         sequences,
     ),
-    "scalar output": (lambda: nn.Sequential(strided(), nn.Tanh(), nn.Linear(3, 1)), images),
     "a hundred outputs": (lambda: nn.Sequential(strided(), nn.Tanh(), nn.Linear(3, 100)), images),
     "in-place activations": (in_place, images),
     "functional use of a filter": (FunctionalConvolution, lambda: torch.randn(5, 12, dtype=torch.float64)),

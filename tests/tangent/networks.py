@@ -119,7 +119,7 @@ def dropout_in_training_mode() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Tanh(), nn.Linear(6, 3)).double().train()
 
 
-ARCHITECTURES: dict[str, object] = {
+NETWORKS: dict[str, object] = {
     "linear": lambda: mlp(4, 3),
     "deep tanh": lambda: mlp(4, 6, 5, 3),
     "relu": lambda: mlp(4, 9, 3, activation=nn.ReLU),
@@ -141,5 +141,5 @@ ARCHITECTURES: dict[str, object] = {
 def build(name: str) -> tuple[nn.Module, Tensor]:
     """The architecture in float64 and seven inputs for it."""
     torch.manual_seed(1)
-    model = ARCHITECTURES[name]().double()  # type: ignore[operator]
+    model = NETWORKS[name]().double()  # type: ignore[operator]
     return model, torch.randn(7, 4, dtype=torch.float64)

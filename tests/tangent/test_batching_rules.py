@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import ntkfl
+from tests.tangent.test_jacobian import autograd
 
 EXACT = 1e-12  # float64, a few layers of numbers of order one
 
@@ -61,17 +62,6 @@ def network(name: str, N: int, d2: int) -> tuple[nn.Module, Tensor]:
     model = nn.Sequential(_FIRST[shape](), layer(), nn.Flatten(), nn.LazyLinear(d2))
     model(torch.randn(6, *shape))  # makes the last layer, and running statistics where there are any
     return model.double().eval(), torch.randn(N, *shape, dtype=torch.float64)
-
-
-def autograd(model: nn.Module, x: Tensor) -> Tensor:
-    """A backward pass for every output of every sample alone, [N, d2, d]."""
-    parameters = list(model.parameters())
-    rows = []
-    for sample in x:
-        for f in model(sample.unsqueeze(0))[0]:
-            gradients = torch.autograd.grad(f, parameters, retain_graph=True, materialize_grads=True)
-            rows.append(torch.cat([g.flatten() for g in gradients]))
-    return torch.stack(rows).view(len(x), -1, sum(p.numel() for p in parameters))
 
 
 @pytest.mark.parametrize("form", ["auto", "dense"])

@@ -33,6 +33,20 @@ def test_flow_equals_tightly_integrated_flow(loss: str, kernel: str, lr: float) 
     assert ((e.deltas()[1] - e.delta(1)).abs() <= 2 * f0.numel() * torch.finfo(torch.float64).eps * sizes).all()
 
 
+def test_the_flow_of_mse_is_its_closed_form() -> None:
+    """Δw(t) = V (1 − e^{−hσ²t})/σ Uᵀ (Y − f0) with J = U σ Vᵀ and h = η/(N d2)."""
+    _, _, J, f0, y = problem()
+    N, d2, d = J.shape
+    U, sigma, Vt = torch.linalg.svd(J.dense().reshape(N * d2, d), full_matrices=False)
+    steps = (0.5, 30.0, 1e3)
+    e = ntkfl.evolve(J, f0, y, lr=1.0, steps=steps, loss="mse", rtol=1e-6)
+    for i, t in enumerate(steps):
+        gain = -torch.expm1(-sigma.square() * t / (N * d2)) / sigma
+        truth = Vt.T @ (gain * (U.T @ (targets(y, d2, "mse", f0.dtype) - f0).reshape(-1)))
+        assert (e.delta(i) - truth).norm() < 1e-4 * truth.norm()
+        assert (e.outputs[i] - (f0 + J.jvp(truth))).norm() < 1e-4 * (e.outputs[i] - f0).norm()
+
+
 def test_flow_converges_with_its_tolerance() -> None:
     _, _, J, f0, y = problem()
     _, R = rk4(J, f0, targets(y, 3, "ce", torch.float64), 2.0, 40.0, "ce", "full")

@@ -32,16 +32,11 @@ def small() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("then", "why"),
-    [
-        (lambda out: out.sum(1), r"two samples gave \[2\]: let it return outputs.unsqueeze\(1\)"),
-        (lambda out: out.view(-1, 2, 2), r"two samples gave \[2, 2, 2\]: append nn.Flatten"),
-        (lambda out: (out, None), "two samples gave a tuple: wrap the model"),
-        (lambda out: {"logits": out}, "two samples gave a dict: wrap the model"),
-    ],
+    "then",
+    [lambda out: out.sum(1), lambda out: out.view(-1, 2, 2), lambda out: (out, None), lambda out: {"logits": out}],
 )
-def test_output_that_is_not_a_matrix(then: Callable[[Tensor], Any], why: str) -> None:
-    with pytest.raises(ModelError, match=r"must map N samples to \[N, d2\]; " + why):
+def test_output_that_is_not_a_matrix(then: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(ModelError, match=r"must map N samples to \[N, d2\]; two samples gave"):
         ntkfl.jacobian(By(then), torch.randn(3, 4))
 
 
@@ -65,8 +60,8 @@ def test_outputs_that_are_random() -> None:
     ("change", "why"),
     [
         (lambda x: x[0], r"first dimension of x counts samples.* x\[:1\]"),
-        (lambda x: x.long(), r"x of torch.int64, and its weights are torch.float64: try x.to\(torch.float64\)"),
-        (lambda x: x.float(), r"or model.to\(torch.float32\)"),
+        (lambda x: x.long(), r"the model fails on samples x \[N, 4\] of torch.int64 .*torch.float64 on cpu"),
+        (lambda x: x.float(), "the model fails on samples"),
         (lambda x: x[:0], "at least one sample"),
         (lambda x: x.numpy(), "one tensor of samples.*, got ndarray"),
         (lambda x: [x, x], "got list: wrap a model of several inputs"),
@@ -76,29 +71,8 @@ def test_inputs_that_do_not_fit(change: Callable[[Tensor], Any], why: str) -> No
     x, model = torch.randn(5, 4, dtype=torch.float64), small()
     with pytest.raises(ModelError, match=why):
         ntkfl.jacobian(model, change(x))
-
-
-@pytest.mark.parametrize(
-    ("tokens", "why"), [(torch.full((3, 2), 5), "index out of range.* a token beyond"), (torch.rand(3, 2), "x.long")]
-)
-def test_tokens_that_do_not_fit(tokens: Tensor, why: str) -> None:
-    with pytest.raises(ModelError, match=why):
-        ntkfl.jacobian(nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 2)), tokens)
-
-
-@pytest.mark.parametrize(
-    ("model", "why"),
-    [
-        (small().forward, "must be an nn.Module, got method"),
-        (torch.jit.trace(small(), torch.randn(2, 4, dtype=torch.float64)), "torch.jit"),
-        (nn.DataParallel(small()), "model.module"),
-        (nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2)), "lazy parameters"),
-        (nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2).double()), "of several kinds: torch.float32 on cpu, torch.f"),
-    ],
-)
-def test_models_that_do_not_fit(model: Any, why: str) -> None:
-    with pytest.raises(ModelError, match=why):
-        ntkfl.jacobian(model, torch.randn(3, 4, dtype=torch.float64))
+    with pytest.raises(ModelError, match=r"must be an nn\.Module, got method"):
+        ntkfl.jacobian(model.forward, x)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("form", ["auto", "dense"])

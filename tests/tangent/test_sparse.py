@@ -119,22 +119,12 @@ def test_evolution_equals_that_of_the_dense_jacobian(kernel: str, scheme: str) -
 
 
 class TestMatrices:
-    def test_are_built_once_and_never_travel(self) -> None:
-        J, _ = case(5, 2, 6, 4)
-        block = J.blocks[0]
+    def test_never_travel(self) -> None:
+        block = case(5, 2, 6, 4)[0].blocks[0]
         assert isinstance(block, SparseBlock)
-        stored = J.nbytes
-        J.jvp(torch.ones(6))
-        J.vjp(torch.ones(5, 2))
-        kept = block._compressed
-        J.jvp(torch.ones(2, 6))
-        J.vjp(torch.ones(3, 5, 2))
-        assert kept is not None
-        assert block._compressed is kept
-        assert J.nbytes == stored == 5 * 4 * (8 + 4)
-        back = pickle.loads(pickle.dumps(block))
-        assert back._compressed is None
-        assert torch.equal(back.values, block.values)
+        block.add_jvp(torch.zeros(5, 2).double(), torch.ones(6).double())
+        assert block._compressed is not None
+        assert pickle.loads(pickle.dumps(block))._compressed is None
 
     def test_wide_indices(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What d2·d or N·k of 2^31 and more would take."""

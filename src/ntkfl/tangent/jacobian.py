@@ -342,8 +342,11 @@ def concatenate(jacobians: Sequence[Jacobian]) -> Jacobian:
     if not jacobians:
         raise NTKFLError("nothing to concatenate: the list of Jacobians is empty")
     check_same_network(jacobians)
-    parts = [part for J in jacobians for part in (J.parts if isinstance(J, StackedJacobian) else [J])]
-    joined = []
+    parts: list[BlockJacobian] = []
+    for J in jacobians:
+        assert isinstance(J, StackedJacobian | BlockJacobian)
+        parts += J.parts if isinstance(J, StackedJacobian) else [J]
+    joined: list[BlockJacobian] = []
     for _, run in itertools.groupby(parts, key=lambda part: part.layout):
         same = list(run)
         tensors = iter([torch.cat(own) for own in zip(*(part.tensors() for part in same), strict=True)])

@@ -147,7 +147,10 @@ def piece(
     blocks: list[Block] = []
     dense: list[DenseBlock] = []
     for block in _taped(model, x, plan, values, graph, contract) if plan.parts else ():
-        (dense if isinstance(block, DenseBlock) else blocks).append(block)  # type: ignore[attr-defined]
+        if isinstance(block, DenseBlock):
+            dense.append(block)
+        else:
+            blocks.append(block)
     if plan.left:
         with substituted(plan.known, {}):
             dense.append(dense_block(model, x, plan.left, values, graph, contract))
@@ -187,11 +190,8 @@ def _taped(
     sensitivities = _sensitivities(f, [out for calls in uses for _, out in calls], graph)
     del run, f, uses  # and the graph, so that each call's sensitivities are free once their block holds them
     for part, own in zip(plan.parts, inputs, strict=True):
-        calls = []
-        for a, dim in zip(own, part.sample_dims, strict=True):
-            each = [g.movedim(dim, 0) for g in sensitivities.pop(0)]
-            calls.append(Call(a.movedim(dim, 0), torch.stack(each, dim=1)))
-        yield _block(part, calls)
+        pairs = zip(own, part.sample_dims, strict=True)
+        yield _block(part, [Call(a.movedim(dim, 0), sensitivities.pop(0).movedim(dim + 1, 0)) for a, dim in pairs])
 
 
 def _block(part: Part, calls: Sequence[Call]) -> FactoredBlock | DenseBlock:
@@ -206,16 +206,18 @@ def _block(part: Part, calls: Sequence[Call]) -> FactoredBlock | DenseBlock:
     return block.densify() if part.dense or part.weight is None else block
 
 
-def _sensitivities(f: Tensor, outputs: Sequence[Tensor], graph: bool) -> list[tuple[Tensor, ...]]:
-    """For each tapped output in turn ∂f_j/∂out for every j; zero for one that nothing uses.
+def _sensitivities(f: Tensor, outputs: Sequence[Tensor], graph: bool) -> list[Tensor]:
+    """∂f_j/∂out, [d2, *out.shape], for each tapped output in turn; zero for one that nothing uses.
 
     One pass after the other: `torch.vmap` over them is slower on a CPU, where its arrays leave the cache.
     """
-    with torch.enable_grad():
-        passes = [
-            torch.autograd.grad(
-                f_j.sum(), outputs, retain_graph=True, create_graph=graph, allow_unused=True, materialize_grads=True
+    # Samples before outputs in memory, as blocks have them.
+    found = [out.new_empty(len(out), f.shape[1], *out.shape[1:]).transpose(0, 1) for out in outputs]
+    for j in range(f.shape[1]):
+        with torch.enable_grad():
+            gradients = torch.autograd.grad(
+                f[:, j].sum(), outputs, retain_graph=True, create_graph=graph, allow_unused=True, materialize_grads=True
             )
-            for f_j in f.unbind(1)
-        ]
-    return list(zip(*passes, strict=True))
+        for target, g in zip(found, gradients, strict=True):
+            target[j] = g
+    return found

@@ -56,11 +56,6 @@ class SparseBlock(Block):
         """With Jᵀ in compressed rows."""
         out += _product(self._matrices()[1], cotangent, cotangent.shape[:-2]).reshape(out.shape)
 
-    def product(self, cotangent: Tensor) -> Tensor:
-        """Both, one after the other."""
-        forth, back = self._matrices()
-        return (forth @ (back @ cotangent.reshape(-1))).view(cotangent.shape)
-
     def gram(self, other: Self) -> Tensor:
         """Sparse rows of this block times a few rows of `other` at a time, spread out as columns [d2·d, few].
 

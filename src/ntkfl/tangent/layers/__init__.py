@@ -15,7 +15,7 @@ from ntkfl.tangent.factored import FactoredBlock, LinearBlock
 from ntkfl.tangent.layers.convolution import ConvolutionBlock, run_convolution
 from ntkfl.tangent.layers.embedding import EmbeddingBlock, run_embedding
 from ntkfl.tangent.layers.linear import run_attention, run_linear, run_recurrent
-from ntkfl.tangent.layers.scale import ScaleBlock, run_batch_norm, run_group_norm, run_layer_norm, run_rms_norm
+from ntkfl.tangent.layers.scale import ScaleBlock, run_norm
 
 # By exact type: a subclass may compute something else.
 LAYERS: dict[type[nn.Module], Callable[..., Any]] = {
@@ -23,12 +23,12 @@ LAYERS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.Conv1d: run_convolution,
     nn.Conv2d: run_convolution,
     nn.Embedding: run_embedding,
-    nn.LayerNorm: run_layer_norm,
-    nn.RMSNorm: run_rms_norm,
-    nn.GroupNorm: run_group_norm,
-    nn.BatchNorm1d: run_batch_norm,
-    nn.BatchNorm2d: run_batch_norm,
-    nn.BatchNorm3d: run_batch_norm,
+    nn.LayerNorm: run_norm,
+    nn.RMSNorm: run_norm,
+    nn.GroupNorm: run_norm,
+    nn.BatchNorm1d: run_norm,
+    nn.BatchNorm2d: run_norm,
+    nn.BatchNorm3d: run_norm,
     nn.RNN: run_recurrent,
     nn.GRU: run_recurrent,
     nn.LSTM: run_recurrent,

@@ -6,13 +6,14 @@ One dimension is taken for two, of which the first is 1.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
 
 from ntkfl.tangent.factored import Call, FactoredBlock, Settings
 from ntkfl.tangent.layers.tape import Tape
@@ -32,8 +33,8 @@ class Geometry(NamedTuple):
     @staticmethod
     def of(settings: Settings) -> Geometry:
         """The geometry of nine numbers."""
-        pairs = (cast(_Pair, settings[i : i + 2]) for i in range(0, 8, 2))
-        return Geometry(*pairs, settings[8])
+        kernel, stride, padding, dilation = (cast(_Pair, settings[i : i + 2]) for i in range(0, 8, 2))
+        return Geometry(kernel, stride, padding, dilation, settings[8])
 
     @property
     def settings(self) -> Settings:
@@ -111,7 +112,7 @@ class ConvolutionBlock(FactoredBlock):
         B, N = math.prod(lead), len(self.a)
         spread = cotangent.reshape(B, N, G, each, self.positions).permute(1, 2, 0, 3, 4)
         spread = spread.reshape(N, G * B * each, *self.geometry.positions(self.a.shape[2:]))
-        weight = torch.nn.grad.conv2d_weight(self.a, self._filters(B), spread, *self.geometry[1:])
+        weight: Tensor = conv2d_weight(self.a, self._filters(B), spread, *self.geometry[1:])  # type: ignore[no-untyped-call]
         return weight.view(G, B, -1).transpose(0, 1).reshape(*lead, -1)
 
     def weight_values(self) -> Tensor:
@@ -120,7 +121,8 @@ class ConvolutionBlock(FactoredBlock):
         spread = self.by_output(self.g).reshape(N, d2, G, -1, self.positions).transpose(1, 2)
         spread = spread.reshape(1, -1, *self.geometry.positions(self.a.shape[2:]))
         filters = (spread.shape[1], self.a.shape[1] // G, *self.geometry.kernel)
-        weight = torch.nn.grad.conv2d_weight(self.a.flatten(0, 1)[None], filters, spread, *self.geometry[1:4], N * G)
+        images = self.a.flatten(0, 1).unsqueeze(0)
+        weight: Tensor = conv2d_weight(images, filters, spread, *self.geometry[1:4], N * G)  # type: ignore[no-untyped-call]
         return weight.view(N, G, d2, -1).transpose(1, 2).reshape(N, d2, -1)
 
     def by_output(self, numbers: Tensor) -> Tensor:
@@ -148,7 +150,7 @@ def run_convolution(module: nn.Conv1d | nn.Conv2d, tape: Tape, input: Tensor) ->
     if flat:
         x, weight = x.unsqueeze(2), weight.unsqueeze(2)
         numbers = tuple((default, *own) for default, own in zip((1, 1, 0, 1), numbers, strict=True))  # type: ignore[assignment]
-    at = Geometry(*(cast(_Pair, pair) for pair in numbers), module.groups)
+    at = Geometry.of((*itertools.chain(*numbers), module.groups))
     if sides[::2] != sides[1::2] or not at.within(x.shape[2:]):  # such padding becomes part of the input
         x, at = F.pad(x, module._reversed_padding_repeated_twice), at._replace(padding=(0, 0))
 

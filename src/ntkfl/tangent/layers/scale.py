@@ -63,29 +63,25 @@ class ScaleBlock(FactoredBlock):
         return (self.g.view(*self.g.shape[:2], *self.a.shape[1:]) * self.a.unsqueeze(1)).sum(dim=2)
 
 
-def run_layer_norm(module: nn.LayerNorm, tape: Tape, input: Tensor) -> Tensor:
-    """x̂ = (x − mean) / √(var + ε) over the last dimensions."""
-    normal = F.layer_norm(input, module.normalized_shape, None, None, module.eps)
-    return _affine(module, tape, normal, (*_CHANNELS_LAST, len(module.normalized_shape)))
-
-
-def run_rms_norm(module: nn.RMSNorm, tape: Tape, input: Tensor) -> Tensor:
-    """x̂ = x / √(mean x² + ε) over the last dimensions."""
-    normal = F.rms_norm(input, module.normalized_shape, None, module.eps)
-    return _affine(module, tape, normal, (*_CHANNELS_LAST, len(module.normalized_shape)))
-
-
-def run_group_norm(module: nn.GroupNorm, tape: Tape, input: Tensor) -> Tensor:
-    """x̂ over groups of channels."""
-    return _affine(module, tape, F.group_norm(input, module.num_groups, None, None, module.eps), _CHANNELS_FIRST)
-
-
-def run_batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, tape: Tape, input: Tensor) -> Any:
-    """x̂ by running statistics; by those of the batch no sample stands alone."""
-    if module.training or module.running_mean is None:  # statistics of the batch: no sample stands alone
-        return NotImplemented
-    normal = F.batch_norm(input, module.running_mean, module.running_var, None, None, False, 0.0, module.eps)
-    return _affine(module, tape, normal, _CHANNELS_FIRST)
+def run_norm(module: nn.Module, tape: Tape, input: Tensor) -> Any:
+    """out = γ ⊙ x̂ + β with x̂ = (x − mean) / √(var + ε): over the last dimensions (`LayerNorm`, and `RMSNorm` without a
+    mean), groups of channels (`GroupNorm`), or by running statistics (`BatchNorm`; by those of the batch no sample
+    stands alone).
+    """
+    match module:
+        case nn.LayerNorm(normalized_shape=shape, eps=eps):
+            return _affine(module, tape, F.layer_norm(input, shape, None, None, eps), (*_CHANNELS_LAST, len(shape)))
+        case nn.RMSNorm(normalized_shape=shape, eps=eps):
+            return _affine(module, tape, F.rms_norm(input, shape, None, eps), (*_CHANNELS_LAST, len(shape)))
+        case nn.GroupNorm(num_groups=groups, eps=eps):
+            return _affine(module, tape, F.group_norm(input, groups, None, None, eps), _CHANNELS_FIRST)
+        case nn.BatchNorm1d() | nn.BatchNorm2d() | nn.BatchNorm3d():
+            if module.training or module.running_mean is None:
+                return NotImplemented
+            mean, var = module.running_mean, module.running_var
+            normal = F.batch_norm(input, mean, var, None, None, False, 0.0, module.eps)
+            return _affine(module, tape, normal, _CHANNELS_FIRST)
+    return NotImplemented
 
 
 def _affine(module: nn.Module, tape: Tape, normal: Tensor, settings: Settings) -> Tensor:
