@@ -66,7 +66,6 @@ MINOR = frozenset(
         "NTK-FL from sums, plain labels",
         "NTK-FL, plain labels",
         "FedAvg, smoothed labels",
-        "FedFisher, K-FAC, all clients",
         "TCT, 5 rounds of FedAvg",
         "TCT, 20 rounds of FedAvg, 8000 features",
         "ridge, 500 Fourier features",
