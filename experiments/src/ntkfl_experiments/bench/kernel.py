@@ -1,57 +1,47 @@
-"""The trace kernel of a client's or a cohort's samples: from factors, against from the dense Jacobian."""
+"""The trace kernel of a cohort's samples: from a layer's factors, against from the dense Jacobian."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
 
-from ntkfl.models import mlp
+from ntkfl.models import cnn, mlp
 from ntkfl.tangent import jacobian
 from ntkfl_experiments.bench.dense import DenseWay
-from ntkfl_experiments.bench.inputs import synthetic
-from ntkfl_experiments.bench.race import race, relative
-from ntkfl_experiments.bench.rows import BenchRow, Setting
+from ntkfl_experiments.bench.timing import BenchRow, Setting, race, relative, synthetic
 
 
 def kernel(setting: Setting) -> list[BenchRow]:
-    """Trace kernel from factors, and from the dense Jacobian."""
+    """Jacobian and trace kernel by the forms chosen, and dense."""
     N, side, hidden = (40, 14, 16) if setting.quick else (1000, 28, 100)
     x = synthetic(N, side)[0].to(setting.device)
     torch.manual_seed(0)
-    model = mlp(side * side, hidden, 10).to(setting.device)
-    J = jacobian(model, x)
-    dense = DenseWay(model, x, 10)
-    timed = race(
-        {
-            "factors": lambda: jacobian(model, x),
-            "ours": J.kernel,
-            "dense": dense.fill,
-            "products": dense.kernel,
-        },
-        turns=3,
-        setting=setting,
-    )
-    factors, ours, filling, products = (timed[name].seconds for name in ("factors", "ours", "dense", "products"))
-    difference = relative(timed["ours"].result, timed["products"].result)
-    # A layer from n to m: Gram matrices of inputs and of sensitivities without what these have in common, n + m numbers
-    # per row.
-    thin = 2.0 * N**2 * (side * side + hidden + hidden + 10)
-    thick = 2.0 * N**2 * 10 * dense.weights
-    goal = None if setting.quick else 300.0
+    images, network = x[: N // 2].view(-1, 1, side, side), cnn((1, side, side), 10).to(setting.device)
     return [
-        BenchRow(
-            "kernel alone, from factors",
-            ours,
-            1.0,
-            flop=thin,
-            note=f"N={N:,}, {side * side}-{hidden}-10; {J.nbytes / 1e6:,.1f} MB",
-        ),
+        *_perceptron(mlp(side * side, hidden, 10).to(setting.device), x, setting),
+        *_convolutional(network, images, setting),
+    ]
+
+
+def _perceptron(model: nn.Module, x: Tensor, setting: Setting) -> list[BenchRow]:
+    """The kernel alone, and with the Jacobian it is made of."""
+    J, dense = jacobian(model, x), DenseWay(model, x, 10)
+    ways = {
+        "factors": lambda: jacobian(model, x),
+        "ours": J.kernel,
+        "dense": dense.fill,
+        "products": dense.kernel,
+    }
+    timed = race(ways, turns=3, setting=setting)
+    factors, ours, filling, products = (timed[name].seconds for name in ways)
+    apart = relative(timed["ours"].result, timed["products"].result)
+    return [
+        BenchRow("kernel alone, from factors", ours, 1.0, note=f"N={len(x):,}; {J.nbytes / 1e6:,.1f} MB"),
         BenchRow(
             "kernel alone, from the dense Jacobian",
             products,
             products / ours,
-            goal,
-            thick,
-            difference,
+            apart,
             f"{dense.gigabytes:,.2g} GB Jacobian",
         ),
         BenchRow("Jacobian and kernel, factors", factors + ours, 1.0, note=f"Jacobian {factors * 1e3:,.3g} ms"),
@@ -59,8 +49,30 @@ def kernel(setting: Setting) -> list[BenchRow]:
             "Jacobian and kernel, dense",
             filling + products,
             (filling + products) / (factors + ours),
-            goal,
-            difference=difference,
-            note=f"Jacobian {filling:,.2g} s, made {dense.chunk} rows at a time",
+            apart,
+            f"Jacobian {filling:,.2g} s, made {dense.chunk} rows at a time",
+        ),
+    ]
+
+
+def _convolutional(model: nn.Module, x: Tensor, setting: Setting) -> list[BenchRow]:
+    timed = race(
+        {
+            "ours": lambda: jacobian(model, x).kernel(),
+            "dense": lambda: jacobian(model, x, form="dense").kernel(),
+        },
+        turns=3,
+        setting=setting,
+    )
+    ours, dense = timed["ours"], timed["dense"]
+    own, whole = (jacobian(model, x, form=form).nbytes for form in ("auto", "dense"))
+    return [
+        BenchRow("CNN: Jacobian and kernel", ours.seconds, 1.0, note=f"N={len(x):,}; Jacobian {own / 1e6:,.3g} MB"),
+        BenchRow(
+            "CNN: the same, dense",
+            dense.seconds,
+            dense.seconds / ours.seconds,
+            relative(ours.result, dense.result),
+            f"Jacobian {whole / 1e6:,.4g} MB, {whole / own:,.3g} times as large",
         ),
     ]

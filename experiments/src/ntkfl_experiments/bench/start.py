@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ntkfl_experiments.bench.rows import BenchRow, Setting
+from ntkfl_experiments.bench.timing import BenchRow, Setting
 
 _TRAIN = ("train", "--dataset", "digits", "--rounds", "1", "--json", "--out", "run")
 _COMMANDS: dict[str, tuple[str, ...]] = {
@@ -26,7 +26,7 @@ def start(setting: Setting) -> list[BenchRow]:
         runs = [_first_line(arguments) for _ in range(1 if setting.quick else 7)]
         seconds, cpu = min(wall for wall, _ in runs), min(cpu for _, cpu in runs)
         note = f"{cpu:.2f} s of processor time to the end of the process"
-        rows.append(BenchRow(what, seconds, note=note, details={"cpu": cpu}, ours="ntkfl" in what))
+        rows.append(BenchRow(what, seconds, note=note, details={"cpu": cpu}))
     return rows
 
 

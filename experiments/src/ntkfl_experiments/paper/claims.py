@@ -23,9 +23,7 @@ from ntkfl.report.curves import COLOURS
 from ntkfl.tangent import evolve, jacobian
 from ntkfl.tangent.parameters import flatten
 from ntkfl.wire import Message
-from ntkfl_experiments.bench.inputs import fashion
-from ntkfl_experiments.bench.race import race
-from ntkfl_experiments.bench.rows import Setting
+from ntkfl_experiments.bench.timing import Setting, fashion, race
 from ntkfl_experiments.paper.curious import PAIRS, SHUFFLED, read_projected, read_shuffled
 from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict
 
