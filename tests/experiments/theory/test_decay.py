@@ -7,13 +7,13 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ntkfl_experiments.theory import (
+from ntkfl_experiments.theory.bounds import reach
+from ntkfl_experiments.theory.decay import (
     descent_factor,
     fedavg_factor,
     flow_factor,
     proof_factor,
     rates_ordered,
-    reach,
     requirements,
 )
 

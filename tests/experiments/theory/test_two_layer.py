@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ntkfl_experiments.theory import (
+from ntkfl_experiments.theory.two_layer import (
     TwoLayer,
     draw,
     in_span,
