@@ -13,7 +13,6 @@ from ntkfl_experiments.theory.decay import (
     fedavg_factor,
     flow_factor,
     proof_factor,
-    rates_ordered,
     requirements,
 )
 
@@ -30,9 +29,6 @@ def test_by_hand() -> None:
     # 1 + 8√(2/π)·0.1·R with R = √(π/2)/8 is 1.1 at δα = 1; n so large that its term is gone.
     radius = math.sqrt(math.pi / 2) / 8
     assert proof_factor(0.1, 0.5, 5, 10**18, radius, 1, 1) == pytest.approx(1 + 0.1 - 0.02 + 0.01, abs=1e-7)
-    assert rates_ordered(0.1, 100, 0.1, 10)
-    assert rates_ordered(0.1, 5, 0.1, 10, clients=20)
-    assert not rates_ordered(0.1, 5, 0.1, 10)
 
 
 @given(

@@ -130,14 +130,10 @@ def ours(model: nn.Module, x: Tensor) -> Tensor:
     return jacobian(model, x, plan=_planned(model, x)).kernel()
 
 
-_plans: dict[int, JacobianPlan] = {}
-
-
+@cache
 def _planned(model: nn.Module, x: Tensor) -> JacobianPlan:
     """Made in the first call, as XLA's code is."""
-    if id(model) not in _plans:
-        _plans[id(model)] = plan_jacobian(model, x)
-    return _plans[id(model)]
+    return plan_jacobian(model, x)
 
 
 def torch_func(model: nn.Module, x: Tensor) -> Tensor:

@@ -10,22 +10,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from ntkfl.report.curves import COLOURS, LINES
+from ntkfl_experiments.paper import settings as setup
 from ntkfl_experiments.paper.item import Context, Findings, Item, ItemResult, Verdict
 from ntkfl_experiments.paper.learning import finish, kept
-from ntkfl_experiments.paper.settings import (
-    CHOICES,
-    FEDAVG,
-    NOVA,
-    OURS,
-    PAPER,
-    QUICK_CHOICE,
-    SEEDS,
-    SHARE,
-    available,
-    comparison,
-    entry,
-    fashion,
-)
+from ntkfl_experiments.paper.settings import CHOICES, FEDAVG, NOVA, OURS, PAPER, SHARE
 
 LABELS = (PAPER, OURS, SHARE, NOVA, FEDAVG)
 
@@ -36,9 +24,9 @@ def figure5(context: Context) -> ItemResult:
     curves: dict[str, Any] = {}
     notes: list[str] = []
     for alpha in alphas:
-        name, data, notes = available(context, *fashion(alpha))
-        entries = [entry(label, context) for label in LABELS]
-        rows, searches = context.compare(comparison(name, context, data, entries, rounds=rounds, seeds=seeds))
+        name, data, notes = setup.available(context, *setup.fashion(alpha))
+        entries = [setup.entry(label, context) for label in LABELS]
+        rows, searches = context.compare(setup.comparison(name, context, data, entries, rounds=rounds, seeds=seeds))
         curves[f"{alpha:g}"] = kept(rows, searches)
         for row in rows:
             ends[row.label][alpha] = [curve[-1] for curve in row.accuracy]
@@ -53,9 +41,9 @@ def figure5(context: Context) -> ItemResult:
     finish(axis)
     figure.suptitle(f"Figure 5: Fashion-MNIST, mean and standard deviation of {seeds} seeds", fontsize=11)
     data_out = {"accuracy": {label: {f"{a:g}": ends[label][a] for a in alphas} for label in LABELS}, "curves": curves}
-    choices = [*CHOICES, "settings are searched anew for every α", *notes, *([QUICK_CHOICE] if context.quick else [])]
+    choices = [*CHOICES, "settings are searched anew for every α", *notes]
     settings = {"dataset": "fashion-mnist", "clients": 300, "alphas": list(alphas), "rounds": rounds}
-    return ItemResult(settings, list(SEEDS[:seeds]), data_out, figure, choices)
+    return ItemResult(settings, list(setup.SEEDS[:seeds]), data_out, figure, choices)
 
 
 def judge(data: Mapping[str, Any]) -> Findings:

@@ -16,32 +16,20 @@ from ntkfl.compare.run import Searches
 from ntkfl.compare.spec import Entry
 from ntkfl.federation.config import DataConfig
 from ntkfl.report.curves import COLOURS, LINES
+from ntkfl_experiments.paper import settings as setup
 from ntkfl_experiments.paper.curves import judge_figure3, judge_five, level, primed
 from ntkfl_experiments.paper.item import Context, Item, ItemResult
-from ntkfl_experiments.paper.settings import (
-    CENTRAL,
-    CHOICES,
-    FEDAVG,
-    NOVA,
-    OURS,
-    PAPER,
-    QUICK_CHOICE,
-    SHARE,
-    available,
-    comparison,
-    entry,
-    fashion,
-)
+from ntkfl_experiments.paper.settings import CENTRAL, CHOICES, FEDAVG, NOVA, OURS, PAPER, SHARE
 
 
 def figure3(context: Context) -> ItemResult:
     """What subsampling (β = 0.4) and projecting (d1' = 100) cost NTK-FL and FedAvg."""
-    name, data, notes = available(context, *fashion(0.1))
+    name, data, notes = setup.available(context, *setup.fashion(0.1))
     reduced = {"subsample_rate": 0.4, "projected_dim": 16 if data.dataset == "digits" else 100}
     entries = [
         member
         for label in (PAPER, OURS, FEDAVG)
-        for member in (entry(label, context), entry(primed(label), context, like=label, privacy=reduced))
+        for member in (setup.entry(label, context), setup.entry(primed(label), context, like=label, privacy=reduced))
     ]
     choices = [*CHOICES, "α = 0.1, 100 rounds and unscaled accuracies: the paper gives neither α nor numbers", *notes]
     return _outcome(context, "Figure 3: subsampling and projection", name, data, entries, choices)
@@ -56,9 +44,9 @@ def five_methods(
     weighting: str = "uniform",
 ) -> ItemResult:
     """Centralised, NTK-FL (the paper's and ours), DataShare, FedNova and FedAvg on one set of clients."""
-    name, data, notes = available(context, name, data)
-    entries = [entry(label, context) for label in (CENTRAL, PAPER, OURS)]
-    entries += [entry(label, context, weighting=weighting) for label in (SHARE, NOVA, FEDAVG)]
+    name, data, notes = setup.available(context, name, data)
+    entries = [setup.entry(label, context) for label in (CENTRAL, PAPER, OURS)]
+    entries += [setup.entry(label, context, weighting=weighting) for label in (SHARE, NOVA, FEDAVG)]
     rounds = f"{12 if context.quick else 100} rounds: the paper gives no number"
     return _outcome(context, title, name, data, entries, [*CHOICES, rounds, *choices, *notes])
 
@@ -67,7 +55,7 @@ def _outcome(
     context: Context, title: str, name: str, data: DataConfig, entries: list[Entry], choices: list[str]
 ) -> ItemResult:
     rounds, seeds = (12, 1) if context.quick else (100, 5)
-    rows, searches = context.compare(comparison(name, context, data, entries, rounds=rounds, seeds=seeds))
+    rows, searches = context.compare(setup.comparison(name, context, data, entries, rounds=rounds, seeds=seeds))
     curves = kept(rows, searches)
     figure = Figure(figsize=(8.5, 5.2), layout="constrained")
     draw_curves(figure.subplots(), curves)
@@ -75,8 +63,7 @@ def _outcome(
     clients = f"{data.dataset}, {data.clients} clients ({split})"
     figure.suptitle(f"{title}\n{clients}, mean and range of {seeds} seed{'s' if seeds > 1 else ''}", fontsize=11)
     settings = {"data": data.model_dump(), "clients_per_round": 20, "rounds": rounds, "network": "d1-100-10 perceptron"}
-    said = [*choices, QUICK_CHOICE] if context.quick else choices
-    return ItemResult(settings, rows[0].seeds, {"curves": curves}, figure, said)
+    return ItemResult(settings, rows[0].seeds, {"curves": curves}, figure, choices)
 
 
 def kept(rows: Sequence[Row], searches: Searches) -> list[dict[str, Any]]:
@@ -146,7 +133,9 @@ FIGURE4B = _five(
     "mnist-0.5",
     DataConfig(dataset="mnist", clients=300, alpha=0.5),
 )
-FIGURE4C = _five("fig4c", "accuracy by round on Fashion-MNIST, α = 0.5", "Figure 4c: Fashion-MNIST", *fashion(0.5))
+FIGURE4C = _five(
+    "fig4c", "accuracy by round on Fashion-MNIST, α = 0.5", "Figure 4c: Fashion-MNIST", *setup.fashion(0.5)
+)
 FIGURE7 = _five(
     "fig7",
     "accuracy by round on CIFAR-10, α = 0.1",

@@ -10,22 +10,11 @@ from matplotlib.figure import Figure
 
 from ntkfl.compare.spec import Entry
 from ntkfl.privacy.settings import Privacy
+from ntkfl_experiments.paper import settings as setup
 from ntkfl_experiments.paper.curves import times_fewer
 from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict
 from ntkfl_experiments.paper.learning import draw_curves, kept
-from ntkfl_experiments.paper.settings import (
-    CHOICES,
-    FEDAVG,
-    LABELLED,
-    PAPER,
-    QUICK_CHOICE,
-    SEEDS,
-    available,
-    comparison,
-    entry,
-    fashion,
-    grid_of,
-)
+from ntkfl_experiments.paper.settings import CHOICES, FEDAVG, PAPER
 
 # Shuffling permutes rows and changes no weight (a test shows it), so Figure 6 leaves out the sealing it costs.
 PRESET: dict[str, Any] = {"name": "cp-ntk-fl"}
@@ -37,7 +26,7 @@ STAGED_CHOICE = (
 STAGED = "CP-NTK-FL (paper)"
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "CP-NTK-FL (ours)": (PRESET, {"shuffle": False}),
-    STAGED: (LABELLED[PAPER], STAGES | {"shuffle": False}),
+    STAGED: (setup.LABELLED[PAPER], STAGES | {"shuffle": False}),
 }
 TABLE = {"CP-NTK-FL": (26, 386.0), "FedCOM": (250, 379.0), "QSGD, 4 bit": (614, 465.0), FEDAVG: (284, 1720.0)}
 TARGET = 0.85
@@ -48,17 +37,17 @@ def figure6(context: Context) -> ItemResult:
     rates: tuple[float, ...] = (0.1, 0.5) if context.quick else (0.1, 0.2, 0.3, 0.5)
     dims: tuple[int, ...] = (50, 200) if context.quick else (50, 100, 200, 400)
     rounds, seeds = (5, 1) if context.quick else (10, 5)
-    name, data, notes = available(context, *fashion(0.1))
+    name, data, notes = setup.available(context, *setup.fashion(0.1))
     if data.dataset == "digits":
         dims = tuple(d // 10 for d in dims)
     entries = [
         Entry(
-            label=_name(variant, rate, dim), method=method, grid=grid_of(method, context.quick),
+            label=_name(variant, rate, dim), method=method, grid=setup.grid_of(method, context.quick),
             privacy=Privacy(**privacy, subsample_rate=rate, projected_dim=dim),
         )
         for variant, (method, privacy) in VARIANTS.items() for rate in rates for dim in dims
     ]  # fmt: skip
-    rows, searches = context.compare(comparison(name, context, data, entries, rounds=rounds, seeds=seeds))
+    rows, searches = context.compare(setup.comparison(name, context, data, entries, rounds=rounds, seeds=seeds))
     chosen = {label: found["chosen"] for label, found in searches.items() if found["searched"]}
     at = {row.label: [100 * curve[-1] for curve in row.accuracy] for row in rows}
     grids = {
@@ -71,10 +60,10 @@ def figure6(context: Context) -> ItemResult:
         "sparsity 0.97 with 8-bit values; rows not sealed and shuffled, which changes no weight",
         STAGED_CHOICE,
         "CP-NTK-FL (ours): the preset `cp-ntk-fl`",
-        *notes, *([QUICK_CHOICE] if context.quick else []),
+        *notes,
     ]  # fmt: skip
     found = {"accuracy": at, "mean": grids, "chosen": chosen}
-    return ItemResult(settings, list(SEEDS[:seeds]), found, _heat(grids, rates, dims), choices)
+    return ItemResult(settings, list(setup.SEEDS[:seeds]), found, _heat(grids, rates, dims), choices)
 
 
 def _name(variant: str, rate: float, dim: int) -> str:
@@ -136,19 +125,19 @@ def _heat(grids: dict[str, list[list[float]]], rates: tuple[float, ...], dims: t
 def table1(context: Context) -> ItemResult:
     """Rounds and MiB of uplink to 85 %, off the encoded messages: CP-NTK-FL sealed, framed and shuffled."""
     seeds = 1 if context.quick else 5
-    name, data, notes = available(context, *fashion(0.1))
+    name, data, notes = setup.available(context, *setup.fashion(0.1))
     short = {"projected_dim": 20} if data.dataset == "digits" else {}
     longest = (lambda full: 8) if context.quick else (lambda full: full)
     stages = STAGES | {"shuffle": True, "subsample_rate": 0.3, "projected_dim": 200} | short
     entries = [
         Entry(label="CP-NTK-FL", method=PRESET, privacy=Privacy(**short), rounds=longest(30), stop_at=TARGET),
-        entry(STAGED, context, longest(40), stages, TARGET, like=PAPER),
+        setup.entry(STAGED, context, longest(40), stages, TARGET, like=PAPER),
         *(
-            entry(label, context, longest(rounds), stop_at=TARGET)
+            setup.entry(label, context, longest(rounds), stop_at=TARGET)
             for label, rounds in (("FedCOM", 400), ("QSGD, 4 bit", 800), (FEDAVG, 400))
         ),
     ]
-    compared = comparison(name, context, data, entries, rounds=40, seeds=seeds, targets=(TARGET,))
+    compared = setup.comparison(name, context, data, entries, rounds=40, seeds=seeds, targets=(TARGET,))
     rows, searches = context.compare(compared)
     curves = kept(rows, searches)
     table = {
@@ -177,9 +166,9 @@ def table1(context: Context) -> ItemResult:
         "CP-NTK-FL: the preset `cp-ntk-fl` (d1' = 200, β = 0.3; smooth projection, top-k 0.97, 8-bit values)",
         STAGED_CHOICE,
         "MiB of encoded messages, seals and frames included; the paper's MB are MiB of the numbers alone",
-        CHOICES[2], *notes, *([QUICK_CHOICE] if context.quick else []),
+        CHOICES[2], *notes,
     ]  # fmt: skip
-    return ItemResult(settings, list(SEEDS[:seeds]), {"table": table, "curves": curves}, figure, choices)
+    return ItemResult(settings, list(setup.SEEDS[:seeds]), {"table": table, "curves": curves}, figure, choices)
 
 
 def judge_table1(data: Mapping[str, Any]) -> Findings:

@@ -103,7 +103,8 @@ def fashion(alpha: float) -> tuple[str, DataConfig]:
 
 
 def available(context: Context, name: str, data: DataConfig) -> tuple[str, DataConfig, list[str]]:
-    """These data; in a quick run where they cannot be downloaded, the built-in digits, and a line that says so."""
+    """These data, and what is to be said of them: a quick run takes the built-in digits where it cannot download."""
+    looked = [QUICK_CHOICE] if context.quick else []
     try:
         load(data.dataset)
     except DataError:
@@ -111,5 +112,5 @@ def available(context: Context, name: str, data: DataConfig) -> tuple[str, DataC
             raise
         context.console.print(f"{data.dataset} could not be downloaded: the built-in digits serve instead")
         said = [f"the built-in digits, 60 clients: {data.dataset} could not be downloaded"]
-        return f"digits-{data.alpha:g}", DataConfig(dataset="digits", clients=60, alpha=data.alpha), said
-    return name, data, []
+        return f"digits-{data.alpha:g}", DataConfig(dataset="digits", clients=60, alpha=data.alpha), said + looked
+    return name, data, looked
