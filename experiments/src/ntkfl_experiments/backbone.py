@@ -281,11 +281,7 @@ def picture(source: Path, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m ntkfl_experiments.backbone",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=("features", "measure", "picture"))
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--device", default="cpu", help="for features")

@@ -26,12 +26,7 @@ def kernel(setting: Setting) -> list[BenchRow]:
 def _perceptron(model: nn.Module, x: Tensor, setting: Setting) -> list[BenchRow]:
     """The kernel alone, and with the Jacobian it is made of."""
     J, dense = jacobian(model, x), DenseWay(model, x, 10)
-    ways = {
-        "factors": lambda: jacobian(model, x),
-        "ours": J.kernel,
-        "dense": dense.fill,
-        "products": dense.kernel,
-    }
+    ways = {"factors": lambda: jacobian(model, x), "ours": J.kernel, "dense": dense.fill, "products": dense.kernel}
     timed = race(ways, turns=3, setting=setting)
     factors, ours, filling, products = (timed[name].seconds for name in ways)
     apart = relative(timed["ours"].result, timed["products"].result)
@@ -56,15 +51,8 @@ def _perceptron(model: nn.Module, x: Tensor, setting: Setting) -> list[BenchRow]
 
 
 def _convolutional(model: nn.Module, x: Tensor, setting: Setting) -> list[BenchRow]:
-    timed = race(
-        {
-            "ours": lambda: jacobian(model, x).kernel(),
-            "dense": lambda: jacobian(model, x, form="dense").kernel(),
-        },
-        turns=3,
-        setting=setting,
-    )
-    ours, dense = timed["ours"], timed["dense"]
+    ways = {form: lambda form=form: jacobian(model, x, form=form).kernel() for form in ("auto", "dense")}
+    ours, dense = race(ways, turns=3, setting=setting).values()
     own, whole = (jacobian(model, x, form=form).nbytes for form in ("auto", "dense"))
     return [
         BenchRow("CNN: Jacobian and kernel", ours.seconds, 1.0, note=f"N={len(x):,}; Jacobian {own / 1e6:,.3g} MB"),

@@ -66,8 +66,8 @@ def duration(seconds: float) -> str:
     """Three digits: 1.23 s, 45.6 ms, 789 µs; 4.2 min."""
     if seconds >= 120:
         return f"{seconds / 60:.1f} min"
-    unit, size = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3)) if seconds >= s), ("µs", 1e-6))
-    return f"{seconds / size:.3g} {unit}"
+    milli = 1e3 * seconds
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{milli:.3g} ms" if milli >= 1 else f"{1e3 * milli:.3g} µs"
 
 
 def write_json(

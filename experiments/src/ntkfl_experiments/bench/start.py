@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 
 from ntkfl_experiments.bench.timing import BenchRow, Setting
 
@@ -36,13 +35,8 @@ def _first_line(arguments: tuple[str, ...]) -> tuple[float, float]:
         # Compiled modules are kept, as they are for a user, whatever the machine that measures does.
         environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONUNBUFFERED": "1"}
         began = time.perf_counter()
-        with subprocess.Popen(
-            [sys.executable, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=Path(folder),
-            env=environment,
-        ) as process:
+        command = [sys.executable, *arguments]
+        with Popen(command, stdout=PIPE, stderr=DEVNULL, cwd=folder, env=environment) as process:
             assert process.stdout is not None
             line = process.stdout.readline()
             seconds = time.perf_counter() - began

@@ -185,14 +185,8 @@ def run(context: Context) -> ItemResult:
     others = context.cells("attacks on other networks and weights", elsewhere, attacked)
     points, guess = [p for answer in answers for p in answer["points"]], answers[0]["guess"]
     more = [
-        {
-            "network": key["network"],
-            "trained": key["trained"],
-            "sparsity": p["sparsity"],
-            "attack": p["attack"],
-            "mean": statistics.fmean(p["ssim"]),
-            "guess": statistics.fmean(answer["guess"]),
-        }
+        {name: (key | p)[name] for name in ("network", "trained", "sparsity", "attack")}
+        | {"mean": statistics.fmean(p["ssim"]), "guess": statistics.fmean(answer["guess"])}
         for key, answer in zip(elsewhere, others, strict=True)
         for p in answer["points"]
     ]

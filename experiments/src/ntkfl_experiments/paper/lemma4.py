@@ -23,9 +23,8 @@ _STEPS = 1000  # the longest training of the full scale: fewer may be too few to
 
 def uneven(inputs: int) -> Tensor:
     """A covariance far from isotropic: variances from 1 down to 1/100, turned by a fixed rotation."""
-    turn = torch.linalg.qr(
-        torch.randn(inputs, inputs, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    ).Q
+    drawn = torch.randn(inputs, inputs, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    turn = torch.linalg.qr(drawn).Q
     sigma: Tensor = turn * torch.logspace(0, -2, inputs, dtype=torch.float64) @ turn.T
     return sigma
 

@@ -131,7 +131,7 @@ def table1(context: Context) -> ItemResult:
     stages = STAGES | {"shuffle": True, "subsample_rate": 0.3, "projected_dim": 200} | short
     entries = [
         Entry(label="CP-NTK-FL", method=PRESET, privacy=Privacy(**short), rounds=longest(30), stop_at=TARGET),
-        setup.entry(STAGED, context, longest(40), stages, TARGET, like=PAPER),
+        setup.entry(STAGED, context, longest(40), stages, like=PAPER, stop_at=TARGET),
         *(
             setup.entry(label, context, longest(rounds), stop_at=TARGET)
             for label, rounds in (("FedCOM", 400), ("QSGD, 4 bit", 800), (FEDAVG, 400))

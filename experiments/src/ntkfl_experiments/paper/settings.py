@@ -57,15 +57,10 @@ LABELLED: dict[str, dict[str, Any]] = {
 
 
 def entry(
-    label: str,
-    context: Context,
-    rounds: int | None = None,
-    privacy: dict[str, Any] | None = None,
-    stop_at: float | None = None,
-    **more: Any,
+    label: str, context: Context, rounds: int | None = None, privacy: dict[str, Any] | None = None, **more: Any
 ) -> Entry:
     """One curve of the paper, with the grid it searches; `more` are options beside those the label stands for."""
-    name = more.pop("like", label)
+    name, stop_at = more.pop("like", label), more.pop("stop_at", None)
     method = LABELLED[name] | more
     grid = grid_of(method, context.quick)
     privacy_ = Privacy(**privacy or {})
