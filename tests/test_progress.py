@@ -53,20 +53,6 @@ def test_a_log_that_was_asked_for_gets_a_line_now_and_then_and_the_last(
     ]
 
 
-def test_a_log_that_was_not_asked_for_gets_nothing(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    rounds(Progress(log=False), clock, range(1, 21), 20)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_a_terminal_has_a_bar_that_is_gone_in_the_end(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    rounds(Progress(log=False), clock, (1, 2), 2)
-    *shown, last = screen.getvalue().splitlines()
-    assert any("training, 2 rounds" in line for line in shown)
-    assert last.endswith("round 2 of 2, test accuracy 2.0 %")
-
-
 def test_train_shows_rounds_in_a_terminal_unless_somebody_watches_them(monkeypatch: pytest.MonkeyPatch) -> None:
     fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=10, alpha=1.0), seed=0)
 
@@ -102,13 +88,6 @@ def test_the_time_left_follows_from_the_pace_and_the_worth_of_pieces(capfd: pyte
     out, err = capfd.readouterr()
     assert out == ""
     assert err.splitlines() == ["first  (0 %)", "second  (20 %, 2:00 min left)", "second done  (50 %, 50 s left)"]
-
-
-def test_quiet_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
-    with ProgressBar(2, quiet=True) as bar:
-        bar.begin("one")
-        bar.end("done")
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
