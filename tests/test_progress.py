@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Iterable
 from functools import partial
 
 import pytest
 
-import ntkfl
 from ntkfl.federation import callbacks
-from ntkfl.federation.callbacks import Functions, Progress
+from ntkfl.federation.callbacks import Progress
 from ntkfl.progress import ProgressBar, span
 
 
@@ -51,26 +49,6 @@ def test_a_log_that_was_asked_for_gets_a_line_now_and_then_and_the_last(
         "round 6 of 20, test accuracy 6.0 %  (30 %, 56 s left)",
         "round 7 of 20, test accuracy 7.0 %",
     ]
-
-
-def test_train_shows_rounds_in_a_terminal_unless_somebody_watches_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=10, alpha=1.0), seed=0)
-
-    def shown(**options: object) -> str:
-        screen = Terminal()
-        monkeypatch.setattr(sys, "stderr", screen)
-        method = ntkfl.methods.FedAvg(local_steps=1)
-        ntkfl.train(ntkfl.models.mlp(64, 4, 10), fed, method, rounds=2, clients_per_round=2, **options)  # type: ignore[arg-type]
-        return screen.getvalue()
-
-    heard: list[int] = []
-    assert "round 2 of 2, test accuracy" in shown()
-    listener = Functions(on_round=lambda record, timing: heard.append(record["round"]))
-    assert shown(callbacks=[listener]) == ""
-    assert shown(callbacks=[]) == ""
-    told = shown(callbacks=[Progress(), listener])
-    assert "round 2 of 2" in told
-    assert heard == [1, 2, 1, 2]
 
 
 def test_the_time_left_follows_from_the_pace_and_the_worth_of_pieces(capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -30,21 +29,6 @@ HOOK = load("site_options")
 @pytest.fixture(scope="module")
 def tables() -> dict[str, Rows]:
     return rows(HOOK.method_options())
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_every_option_of_a_method_is_there_with_its_default(name: str, tables: dict[str, Rows]) -> None:
-    shown = tables["Shared by all methods"] | tables[name]
-    schema = METHODS[name].model_fields
-    assert set(shown) == set(schema)
-    for option, (_, default, meaning) in shown.items():
-        value = schema[option].get_default(call_default_factory=True)
-        if value is None:
-            assert default == "none", option
-        else:  # as TOML writes it
-            read = default.strip("`") if isinstance(value, str) else json.loads(default.strip("`"))
-            assert (tuple(read) if isinstance(read, list) else read) == value, option
-        assert meaning == schema[option].description
 
 
 def test_bounds_are_those_that_are_checked(tables: dict[str, Rows]) -> None:
