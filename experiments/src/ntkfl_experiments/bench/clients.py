@@ -1,15 +1,14 @@
-"""A client's work: its Jacobian in factors, beside a gradient of its loss and beside local training."""
+"""A client's work: its Jacobian in factors, beside local training."""
 
 from __future__ import annotations
 
 import copy
-import time
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ntkfl.models import cnn, mlp
+from ntkfl.models import mlp
 from ntkfl.tangent import jacobian, plan_jacobian
 from ntkfl_experiments.bench.timing import BenchRow, Setting, fashion, race, synthetic
 
@@ -18,12 +17,12 @@ _BATCH = 20
 
 
 def clients(setting: Setting) -> list[BenchRow]:
-    """A client's Jacobian in gradients of its loss, and beside a local epoch."""
+    """A client's Jacobian, and a local epoch beside it."""
     n, side, hidden = (12, 14, 16) if setting.quick else (200, 28, 100)
     x, y = synthetic(n, side) if setting.quick else fashion(n)[:2]
     x, y = x.to(setting.device), y.to(setting.device)
     torch.manual_seed(0)
-    model, network = (net.to(setting.device) for net in (mlp(side * side, hidden, 10), cnn((1, side, side), 10)))
+    model = mlp(side * side, hidden, 10).to(setting.device)
     plan = plan_jacobian(model, x)
     timed = race(
         {
@@ -39,31 +38,6 @@ def clients(setting: Setting) -> list[BenchRow]:
         BenchRow("Jacobian factors of a client", factors, 1.0, note=f"{n} samples, {side * side}-{hidden}-10"),
         BenchRow("a local epoch of it, one batch of all", step, step / factors),
         BenchRow(f"a local epoch in batches of {_BATCH}", epoch, epoch / factors),
-        *_beside_a_gradient("MLP", model, x, y, setting),
-        *_beside_a_gradient("CNN", network, x.view(-1, 1, side, side), y, setting),
-    ]
-
-
-def _beside_a_gradient(name: str, model: nn.Module, x: Tensor, y: Tensor, setting: Setting) -> list[BenchRow]:
-    """A client's Jacobian, with a plan made once, and the gradient of its loss: what its training takes per step.
-
-    On a CPU in processor time over all threads, which other work on the machine hardly changes.
-    """
-    plan, parameters = plan_jacobian(model, x), list(model.parameters())
-    timed = race(
-        {
-            "Jacobian": lambda: jacobian(model, x, plan=plan),
-            "gradient": lambda: torch.autograd.grad(F.cross_entropy(model(x), y), parameters),
-        },
-        turns=9,
-        setting=setting,
-        clock=time.process_time if x.device.type == "cpu" else time.perf_counter,
-    )
-    ours, gradient = timed["Jacobian"].seconds, timed["gradient"].seconds
-    note = f"{ours / gradient:.3g} gradients; N={len(x)}"
-    return [
-        BenchRow(f"{name}: Jacobian of a client", ours, 1.0, note=note, details={"gradients": ours / gradient}),
-        BenchRow(f"{name}: a gradient of the same", gradient, gradient / ours),
     ]
 
 

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ntkfl.models import cnn, mlp
-from ntkfl.tangent import jacobian
+from ntkfl.tangent import jacobian, plan_jacobian
 from ntkfl_experiments.bench.dense import DenseWay
 from ntkfl_experiments.bench.timing import BenchRow, Setting, race, relative, synthetic
 
 
 def kernel(setting: Setting) -> list[BenchRow]:
-    """Jacobian and trace kernel by the forms chosen, and dense."""
+    """Jacobian and trace kernel by the forms chosen, and dense; Jacobians beside gradients."""
     N, side, hidden = (40, 14, 16) if setting.quick else (1000, 28, 100)
     x = synthetic(N, side)[0].to(setting.device)
     torch.manual_seed(0)
     images, network = x[: N // 2].view(-1, 1, side, side), cnn((1, side, side), 10).to(setting.device)
+    model = mlp(side * side, hidden, 10).to(setting.device)
     return [
-        *_perceptron(mlp(side * side, hidden, 10).to(setting.device), x, setting),
+        *_perceptron(model, x, setting),
         *_convolutional(network, images, setting),
+        *_beside_a_gradient("MLP", model, x[: N // 5], setting),
+        *_beside_a_gradient("CNN", network, images[: N // 5], setting),
     ]
 
 
@@ -63,4 +69,28 @@ def _convolutional(model: nn.Module, x: Tensor, setting: Setting) -> list[BenchR
             relative(ours.result, dense.result),
             f"Jacobian {whole / 1e6:,.4g} MB, {whole / own:,.3g} times as large",
         ),
+    ]
+
+
+def _beside_a_gradient(name: str, model: nn.Module, x: Tensor, setting: Setting) -> list[BenchRow]:
+    """A client's Jacobian, with a plan made once, and the gradient of its loss: what its training takes per step.
+
+    On a CPU in processor time over all threads, which other work on the machine hardly changes.
+    """
+    plan, parameters = plan_jacobian(model, x), list(model.parameters())
+    y = torch.arange(len(x), device=x.device) % 10
+    timed = race(
+        {
+            "Jacobian": lambda: jacobian(model, x, plan=plan),
+            "gradient": lambda: torch.autograd.grad(F.cross_entropy(model(x), y), parameters),
+        },
+        turns=9,
+        setting=setting,
+        clock=time.process_time if x.device.type == "cpu" else time.perf_counter,
+    )
+    ours, gradient = timed["Jacobian"].seconds, timed["gradient"].seconds
+    note = f"{ours / gradient:.3g} gradients; N={len(x)}"
+    return [
+        BenchRow(f"{name}: Jacobian of a client", ours, 1.0, note=note, details={"gradients": ours / gradient}),
+        BenchRow(f"{name}: a gradient of the same", gradient, gradient / ours),
     ]

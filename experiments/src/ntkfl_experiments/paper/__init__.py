@@ -19,5 +19,3 @@ _ORDER = (
     LEMMA1, LEMMA2, LEMMA3, LEMMA4, CLAIMS,
 )  # fmt: skip
 ITEMS: dict[str, Item] = {item.name: item for item in _ORDER}
-
-__all__ = ["ITEMS"]
