@@ -79,7 +79,6 @@ leaks: $(VENV)/.test
 # Tables of README.md and docs/, and the README's picture, from the files in results/.
 tables: $(VENV)/.run
 	$(PY) docs/tables.py
-	$(PY) docs/pictures.py
 
 # -- What releases are made of --------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ def on_files(files: Files, config: Any) -> Files:
             name = path.relative_to(ROOT).as_posix()
             files.append(File.generated(config, name, content=path.read_bytes()))
     for path in sorted((ROOT / "examples").rglob("*")):
-        if path.is_file() and path.suffix in (".py", ".ipynb", ".md"):
+        if path.is_file() and path.suffix in (".py", ".md"):
             files.append(File.generated(config, path.relative_to(ROOT).as_posix(), content=path.read_bytes()))
     made = {"commands.md": commands(), "options.md": method_options(), "settings.md": run_settings()}
     for name, text in made.items():

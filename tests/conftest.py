@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from ntkfl_experiments.bench.machine import processor_name
+from ntkfl_experiments.bench.report import processor_name
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Iterable
 from functools import partial
 
 import pytest
 
-import ntkfl
-from ntkfl.federation import simulation
-from ntkfl.federation.simulation import Progress
+from ntkfl.federation import callbacks
+from ntkfl.federation.callbacks import Progress
 from ntkfl.progress import ProgressBar, span
 
 
@@ -38,7 +36,7 @@ def rounds(progress: Progress, clock: Clock, numbers: Iterable[int], total: int)
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(simulation, "ProgressBar", partial(ProgressBar, clock=clock))
+    monkeypatch.setattr(callbacks, "ProgressBar", partial(ProgressBar, clock=clock))
     return clock
 
 
@@ -51,43 +49,6 @@ def test_a_log_that_was_asked_for_gets_a_line_now_and_then_and_the_last(
         "round 6 of 20, test accuracy 6.0 %  (30 %, 56 s left)",
         "round 7 of 20, test accuracy 7.0 %",
     ]
-
-
-def test_a_log_that_was_not_asked_for_gets_nothing(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    rounds(Progress(log=False), clock, range(1, 21), 20)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_a_terminal_has_a_bar_that_is_gone_in_the_end(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    rounds(Progress(log=False), clock, (1, 2), 2)
-    *shown, last = screen.getvalue().splitlines()
-    assert any("training, 2 rounds" in line for line in shown)
-    assert last.endswith("round 2 of 2, test accuracy 2.0 %")
-
-
-def test_train_shows_rounds_in_a_terminal_unless_somebody_watches_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=10, alpha=1.0), seed=0)
-
-    def shown(**options: object) -> str:
-        screen = Terminal()
-        monkeypatch.setattr(sys, "stderr", screen)
-        method = ntkfl.methods.FedAvg(local_steps=1)
-        ntkfl.train(ntkfl.models.mlp(64, 4, 10), fed, method, rounds=2, clients_per_round=2, **options)  # type: ignore[arg-type]
-        return screen.getvalue()
-
-    heard: list[int] = []
-    assert "round 2 of 2, test accuracy" in shown()
-
-    def listener(record: dict[str, object], _: object) -> None:
-        heard.append(int(str(record["round"])))
-
-    assert shown(callbacks=[listener]) == ""
-    assert shown(callbacks=[]) == ""
-    told = shown(callbacks=[Progress(), listener])
-    assert "round 2 of 2" in told
-    assert heard == [1, 2, 1, 2]
 
 
 def test_the_time_left_follows_from_the_pace_and_the_worth_of_pieces(capfd: pytest.CaptureFixture[str]) -> None:
@@ -105,13 +66,6 @@ def test_the_time_left_follows_from_the_pace_and_the_worth_of_pieces(capfd: pyte
     out, err = capfd.readouterr()
     assert out == ""
     assert err.splitlines() == ["first  (0 %)", "second  (20 %, 2:00 min left)", "second done  (50 %, 50 s left)"]
-
-
-def test_quiet_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
-    with ProgressBar(2, quiet=True) as bar:
-        bar.begin("one")
-        bar.end("done")
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -25,19 +25,8 @@ def test_the_version_is_in_one_place() -> None:
 
 
 def test_the_wheel_has_types_pages_and_no_tests(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        tmp_path,
-        ROOT,
-    ]
-    subprocess.run(command, check=True, timeout=200, capture_output=True)
+    wheels = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", tmp_path, ROOT]
+    subprocess.run([sys.executable, "-m", "pip", *wheels], check=True, timeout=200, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name == f"ntkfl-{ntkfl.__version__}-py3-none-any.whl"
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -47,28 +36,6 @@ def test_the_wheel_has_types_pages_and_no_tests(tmp_path: Path) -> None:
     assert not [n for n in names if n.startswith(("tests/", "docs/", "examples/", "ntkfl_experiments/"))]
 
 
-def test_the_core_needs_no_extra() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    core = {requirement.split(">")[0].split("[")[0] for requirement in project["dependencies"]}
-    assert not core & {
-        "fastapi",
-        "uvicorn",
-        "httpx",
-        "cryptography",
-        "flwr",
-        "pandas",
-        "mkdocs-material",
-        "plotly",
-    }  # tests/test_core.py trains without them
-
-
 def test_python_dash_m_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "ntkfl", "--version"], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == ntkfl.__version__
-
-
-def test_names_are_imported_when_used() -> None:
-    assert set(ntkfl.__all__) == set(dir(ntkfl))
-    for name in ntkfl.__all__:
-        assert getattr(ntkfl, name) is not None
-    assert not hasattr(ntkfl, "nonsense")

@@ -96,17 +96,6 @@ def test_no_two_modules_need_each_other_to_be_imported() -> None:
         pytest.fail(f"a cycle: {' → '.join(error.args[1])}")
 
 
-def test_the_reader_of_imports_sees_all_kinds(tmp_path: Path) -> None:
-    file = tmp_path / "one.py"
-    file.write_text(
-        "import ntkfl.errors\nfrom ntkfl import data\n"
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ntkfl.wire\n"
-        "def f():\n    from ntkfl.tangent import dense\n"
-    )
-    assert set(imports(file, whole=True)) == {"ntkfl.errors", "ntkfl.data", "ntkfl.wire", "ntkfl.tangent.dense"}
-    assert set(imports(file, whole=False)) == {"ntkfl.errors", "ntkfl.data"}
-
-
 def test_the_jacobian_library_has_no_federated_word() -> None:
     """Somebody who only needs Jacobians reads `ntkfl.tangent` and its page without learning what a client is."""
     words = re.compile(r"federat|client|server|cohort|upload|download|participant", re.IGNORECASE)

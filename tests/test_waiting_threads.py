@@ -14,14 +14,8 @@ SAYS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 def openmp(first: str, **said: str) -> str:
     """What OpenMP reports of its settings once torch is loaded after `first`."""
     environment = {k: v for k, v in os.environ.items() if k not in SAYS} | {"OMP_DISPLAY_ENV": "TRUE"} | said
-    ran = subprocess.run(
-        [sys.executable, "-c", f"{first}; import torch; torch.zeros(2)"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    command = [sys.executable, "-c", f"{first}; import torch; torch.zeros(2)"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
     if "OMP_WAIT_POLICY" not in ran.stderr:
         pytest.skip("this build of torch has no OpenMP that reports its settings")
     return next(line for line in ran.stderr.splitlines() if "OMP_WAIT_POLICY" in line).upper()

@@ -49,4 +49,4 @@ def test_what_is_searched_is_what_is_reported() -> None:
 
 def _like(method: Mapping[str, Any]) -> tuple[Any, ...]:
     """What makes it another method under the same name."""
-    return tuple(method.get(option) for option in ("name", "fisher", "scheme"))
+    return tuple(method.get(option) for option in ("name", "scheme"))

@@ -101,13 +101,6 @@ def test_commands_in_the_text_exist() -> None:
         assert {w.split("=")[0] for w in words if w.startswith("--")} <= known, f"{page}: ntkfl {' '.join(words)}"
 
 
-def test_make_targets_exist() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for page in PAGES:
-        for target in re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE):
-            assert target in targets, f"{page.name}: make {target}"
-
-
 def test_toml_is_a_configuration() -> None:
     for block in BLOCKS:
         if block.language == "toml":

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from ntkfl_experiments.paper import ITEMS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
@@ -29,3 +30,17 @@ def test_links_lead_somewhere(page: Path) -> None:
             continue
         assert target.exists(), link
         assert not heading or heading in anchors(target), link
+
+
+def test_names_in_the_map_of_the_paper_exist() -> None:
+    """docs/paper.md names things in files, tests, and one command for each item."""
+    text = (ROOT / "docs" / "paper.md").read_text()
+    for place in set(re.findall(r"`([\w/]+\.py:\w+)`", text)):
+        path, name = place.split(":")
+        package = ROOT / "src" / "ntkfl"
+        if path.startswith("experiments/"):
+            path, package = path.removeprefix("experiments/"), ROOT / "experiments" / "src" / "ntkfl_experiments"
+        source = (package / path).read_text()
+        assert re.search(rf"^(def|class) {name}\b|^{name}\b.*=", source, re.MULTILINE), f"{path} has no {name}"
+    assert all((ROOT / path).is_file() for path in re.findall(r"`(tests/[\w/]+\.py)`", text))
+    assert set(re.findall(r"`ntkfl reproduce (\w+)`", text)) == set(ITEMS)

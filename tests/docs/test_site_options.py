@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
-from pathlib import Path
 
 import pytest
 
-from ntkfl.compare.spec import Comparison, Entry, Search
 from ntkfl.errors import ConfigError
 from ntkfl.methods import METHODS
-from ntkfl.options import Options
 from tests.docs.hooks import load
 
 Rows = dict[str, list[str]]
@@ -36,21 +31,6 @@ def tables() -> dict[str, Rows]:
     return rows(HOOK.method_options())
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_option_of_a_method_is_there_with_its_default(name: str, tables: dict[str, Rows]) -> None:
-    shown = tables["Shared by all methods"] | tables[name]
-    schema = METHODS[name].model_fields
-    assert set(shown) == set(schema)
-    for option, (_, default, meaning) in shown.items():
-        value = schema[option].get_default(call_default_factory=True)
-        if value is None:
-            assert default == "none", option
-        else:  # as TOML writes it
-            read = default.strip("`") if isinstance(value, str) else json.loads(default.strip("`"))
-            assert (tuple(read) if isinstance(read, list) else read) == value, option
-        assert meaning == schema[option].description
-
-
 def test_bounds_are_those_that_are_checked(tables: dict[str, Rows]) -> None:
     """Each written bound, tried out: the value itself, where it is excluded, is refused."""
     tried = 0
@@ -63,14 +43,3 @@ def test_bounds_are_those_that_are_checked(tables: dict[str, Rows]) -> None:
                     method(**{option: int(wrong) if "integer" in values else wrong})
                 tried += 1
     assert tried > 80
-
-
-@pytest.mark.parametrize("schema", [Comparison, Search, Entry])
-def test_every_key_of_a_comparison_is_in_the_docs_and_explained(schema: type[Options]) -> None:
-    """In the file that docs/compare.md shows, which test_blocks.py holds to the schema."""
-    section = (Path(__file__).parents[2] / "docs/compare.md").read_text().partition("\n## Comparisons\n")[2]
-    shown = tomllib.loads(section.partition("```toml\n")[2].partition("```")[0])
-    keys = {"name", *shown, *shown["search"], *(key for entry in shown["methods"] for key in entry)}
-    for name, field in schema.model_fields.items():
-        assert name in keys
-        assert field.description, f"{schema.__name__}.{name} has no description"

@@ -186,7 +186,7 @@ def test_rows_that_were_made_up_are_found_to_the_last(digits: ntkfl.data.Federat
 
 
 def test_clients_that_call_everything_by_a_wrong_name_are_left_out() -> None:
-    """Two cells of configs/poisoning/digits.toml, cut short."""
+    """Rows whose labels do not fit the others' are trimmed."""
     attack = {"kind": "wrong-labels", "fraction": 0.2}
     data = {"dataset": "digits", "clients": 60, "alpha": 0.3}
     own = {"rounds": 5, "clients_per_round": 15, "data": data, "model": {"hidden": (48,)}, "byzantine": attack}

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from ntkfl_experiments.rivals.models import RandomFeatures, random_features
 from torch import Tensor, nn
 
-from ntkfl.errors import ConfigError
 from ntkfl.methods import ClientRound, SumRidge, Task
 from ntkfl.privacy.randomness import Randomness
 from tests.methods.rounds import play
@@ -77,31 +75,6 @@ def test_one_round_is_afls_solution() -> None:
 def test_fourier_features_make_the_gaussian_kernel() -> None:
     """2 ⟨φ(x), φ(z)⟩ / F → exp(−scale² ‖x − z‖² / (2 d1)); the error of a mean of F bounded numbers is below 5/√F."""
     F, scale, x = 40_000, 1.3, torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
-    phi = RandomFeatures(8, F, "fourier", scale)(x)
+    phi = RandomFeatures(8, F, scale)(x)
     expected = torch.exp(-(scale**2) * torch.cdist(x, x).square() / 16)
     torch.testing.assert_close(2 * phi @ phi.mT / F, expected, atol=2 * 5 / math.sqrt(F), rtol=0)
-
-
-def test_relu_features_are_relus_of_the_same_projection() -> None:
-    x = torch.randn(6, 2, 4, generator=torch.Generator().manual_seed(1))
-    features = RandomFeatures(8, 50, "relu")
-    torch.testing.assert_close(features(x), (x.flatten(1) @ features.omega + features.offsets).clamp(min=0))
-    assert 0.2 < float((features(x) > 0).float().mean()) < 0.8
-
-
-def test_they_follow_from_their_own_seed_and_only_the_head_trains() -> None:
-    torch.manual_seed(0)
-    one = random_features((8,), 3, 20)
-    torch.manual_seed(1)
-    two, other = random_features((8,), 3, 20), random_features((8,), 3, 20, seed=1)
-    same = (one.backbone.network.omega, two.backbone.network.omega)
-    assert torch.equal(*same)
-    assert not torch.equal(same[0], other.backbone.network.omega)
-    assert [name for name, p in one.named_parameters() if p.requires_grad] == ["head.weight", "head.bias"]
-    assert one.frozen
-
-
-@pytest.mark.parametrize(("options", "why"), [({"kind": "cosine"}, "kind of features"), ({"features": 0}, "above 0")])
-def test_wrong_options(options: dict[str, object], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        random_features((8,), 3, **options)  # type: ignore[arg-type]

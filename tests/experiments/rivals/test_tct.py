@@ -1,4 +1,6 @@
-"""TCT: federated averaging, then SCAFFOLD on a linear model, written out; and where it ends up."""
+"""TCT: its linearised network against autograd; federated averaging, then SCAFFOLD on a linear model, written out; and
+where it ends up.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,54 @@ from ntkfl_experiments.rivals.tct import TCT
 from torch import Tensor, nn
 
 from ntkfl.methods import ClientRound, FedAvg, Task
+from ntkfl.tangent.parameters import call_with, flatten, unflatten
 from tests.methods.rounds import DIMENSIONS, play, play_rounds, small_clients, small_task
 
 LOCAL = {"lr": 0.3, "local_steps": 5, "batch_size": 8}
 LINEAR = {"convex_lr": 0.02, "convex_steps": 7}
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def test_features_are_derivatives_of_one_output_with_another_last_layer() -> None:
+    model, x = Convexified(network(), 3), torch.randn(5, 4).double()
+    single = nn.Sequential(*network()[:2], nn.Linear(6, 1)).double()
+    with torch.no_grad():
+        single[2].weight[0] = model.readout
+        single[2].bias[0] = 0.0
+    rows = []
+    for one in x:
+        single.zero_grad()
+        single(one.unsqueeze(0)).sum().backward()
+        rows.append(torch.cat([p.grad.flatten() for p in single.parameters()]))
+    torch.testing.assert_close(model.features(x), torch.stack(rows))
+    assert float(model.readout.abs().max()) <= 6**-0.5
+
+
+def test_a_random_part_of_many_features() -> None:
+    x, whole = torch.randn(5, 4).double(), Convexified(network(), 3)
+    few, again = (Convexified(network(), 3, features=10) for _ in range(2))
+    other = Convexified(network(), 3, features=10, seed=1)
+    assert torch.equal(few.coordinates, again.coordinates)
+    assert not torch.equal(few.coordinates, other.coordinates)
+    place = {int(c): i for i, c in enumerate(whole.coordinates)}
+    kept = whole.features(x)[:, [place[int(c)] for c in few.coordinates]]
+    torch.testing.assert_close(few.features(x), kept)
+
+
+def test_the_network_answers_until_the_linear_model_has_been_trained() -> None:
+    plain, x = network(), torch.randn(5, 4).double()
+    model = Convexified(network(), 3)
+    torch.testing.assert_close(model(x), plain(x))
+    theta = torch.randn_like(model.theta)
+    flat = torch.cat([theta.reshape(-1), flatten(plain)])
+    torch.testing.assert_close(call_with(model, unflatten(model, flat), x), model.features(x) @ theta)
+    with torch.no_grad():
+        model.theta.copy_(theta)
+    torch.testing.assert_close(model(x), model.features(x) @ theta)
 
 
 def convex_task(total_clients: int = 3) -> Task:

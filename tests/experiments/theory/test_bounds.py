@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ntkfl_experiments.theory import (
+from ntkfl_experiments.theory.bounds import (
     flip_probability,
     flips,
     flips_concentrated,

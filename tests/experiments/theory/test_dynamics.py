@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ntkfl_experiments.theory import TwoLayer, draw, reach, unit
+from ntkfl_experiments.theory.bounds import reach
 from ntkfl_experiments.theory.dynamics import (
     descend,
     descended,
@@ -16,6 +16,7 @@ from ntkfl_experiments.theory.dynamics import (
     squared_residual,
     within_reach,
 )
+from ntkfl_experiments.theory.two_layer import TwoLayer, draw, unit
 
 
 def problem(samples: int = 6, size: int = 5, width: int = 40) -> tuple[TwoLayer, torch.Tensor, torch.Tensor]:

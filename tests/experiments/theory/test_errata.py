@@ -8,20 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ntkfl_experiments.theory import (
-    descent_factor,
-    draw,
-    flips,
-    flow_factor,
-    kernel_drift,
-    limit_kernel,
-    requirements,
-    smallest_eigenvalue,
-    spectral_norm,
-    unit,
-)
-from ntkfl_experiments.theory.bounds import FLIP, weight_gap, weight_gap_certain
+from ntkfl_experiments.theory.bounds import FLIP, flips, kernel_drift, weight_gap, weight_gap_certain
+from ntkfl_experiments.theory.decay import descent_factor, flow_factor, requirements
 from ntkfl_experiments.theory.dynamics import descended, federated_round, flip_nearest, furthest_move, within_reach
+from ntkfl_experiments.theory.two_layer import draw, limit_kernel, smallest_eigenvalue, spectral_norm, unit
 from torch import nn
 
 import ntkfl

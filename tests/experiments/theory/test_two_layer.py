@@ -8,14 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ntkfl_experiments.theory import (
+from ntkfl_experiments.theory.two_layer import (
     TwoLayer,
     draw,
     in_span,
     limit_kernel,
     sampled_kernel,
-    smallest_eigenvalue,
-    spectral_norm,
     unit,
 )
 
@@ -66,14 +64,6 @@ def test_limit_kernel_by_hand() -> None:
     assert float(H[0, 3]) == pytest.approx(0.0, abs=1e-15)  # opposite: never active together
 
 
-def test_limit_kernel_for_a_covariance_by_hand() -> None:
-    half = math.sqrt(0.5)
-    x = torch.tensor([[1.0, 0.0], [half, half]], dtype=DOUBLE)
-    angle = math.acos(half / math.sqrt(0.5 + 2.0))  # x₁ᵀΣx₂ = √½, x₂ᵀΣx₂ = ½ + 4·½
-    H = limit_kernel(x, torch.diag(torch.tensor([1.0, 4.0], dtype=DOUBLE)))
-    assert float(H[0, 1]) == pytest.approx(half * (math.pi - angle) / (2 * math.pi))
-
-
 @pytest.mark.parametrize("shaped", [False, True])
 def test_limit_kernel_is_the_expectation(shaped: bool) -> None:
     x, sigma = inputs(5, 4), covariance(4) if shaped else None
@@ -116,12 +106,6 @@ def test_draws_have_the_covariance_asked_for() -> None:
     singular = torch.diag(torch.tensor([1.0, 0.0], dtype=DOUBLE))
     assert draw(10, 2, seed=0, covariance=singular).v[:, 1].abs().max() == 0
     assert set(draw(50, 2, seed=0).c.tolist()) == {-1.0, 1.0}
-
-
-def test_eigenvalues() -> None:
-    A = torch.diag(torch.tensor([2.0, -3.0, 1.0], dtype=DOUBLE))
-    assert smallest_eigenvalue(A) == -3
-    assert spectral_norm(A) == 3
 
 
 def test_inputs_are_of_unit_length_or_refused() -> None:

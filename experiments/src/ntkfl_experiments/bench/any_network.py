@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,7 @@ from ntkfl.models import resnet, transformer
 
 CLIENTS, ALPHA, SEEDS, ROUNDS, COHORT = 10, 0.1, (20, 21, 22), 12, 5
 INITIALISATIONS = ("torch", "he")
-METHODS: dict[str, Method] = {
-    "sum-ntk-fl": SumNTKFL(),
-    "fedavg": FedAvg(local_epochs=5, batch_size=20, lr=0.1),
-}
+METHODS: dict[str, Method] = {"sum-ntk-fl": SumNTKFL(), "fedavg": FedAvg(local_epochs=5, batch_size=20, lr=0.1)}
 _DENSE = nn.Linear | nn.Conv2d
 
 
@@ -36,31 +33,24 @@ def _perceptron(*sizes: int, act: type[nn.Module]) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
+def _convolutional(*layers: nn.Module, features: int) -> nn.Module:
+    """Layers, and a perceptron of one hidden layer on what they give."""
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
 def _pooling() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10),
-    )  # fmt: skip
-
-
-def _wide() -> nn.Module:
-    convolution = nn.Sequential(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Flatten())
-    return nn.Sequential(*convolution, nn.Linear(2048, 64), nn.ReLU(), nn.Linear(64, 10))
-
-
-def _rows() -> nn.Module:
-    """A transformer that reads an image row by row."""
-    return nn.Sequential(nn.Flatten(1, 2), transformer((8, 8), 10, width=32, heads=4, layers=2))
+    first = (nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+    return _convolutional(*first, nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), features=128)
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "mlp2": lambda: _perceptron(64, 64, 64, 10, act=nn.ReLU),
     "mlp3": lambda: _perceptron(64, 128, 128, 64, 10, act=nn.GELU),
     "cnnpool": _pooling,
-    "wide": _wide,
+    "wide": lambda: _convolutional(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), features=2048),
     "resnet": lambda: resnet((1, 8, 8), 10, (8, 16)),
-    "transformer": _rows,
+    # An image row by row.
+    "transformer": lambda: nn.Sequential(nn.Flatten(1, 2), transformer((8, 8), 10, width=32, heads=4, layers=2)),
 }
 
 
@@ -95,11 +85,5 @@ def play(name: str, initialisation: str, method: str, seed: int, rounds: int, co
 
 
 if __name__ == "__main__":
-    runs = [
-        play(name, initialisation, method, seed, ROUNDS, COHORT)
-        for name in NETWORKS
-        for initialisation in INITIALISATIONS
-        for method in METHODS
-        for seed in SEEDS
-    ]
+    runs = [play(*run, ROUNDS, COHORT) for run in product(NETWORKS, INITIALISATIONS, METHODS, SEEDS)]
     Path(sys.argv[1]).write_text("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")

@@ -1,4 +1,4 @@
-"""Peak memory and time of a server update, taken in a process of its own so that nothing else is counted."""
+"""Time and peak memory of a server update, in a process of its own so that nothing else is counted."""
 
 from __future__ import annotations
 
@@ -12,17 +12,33 @@ from pathlib import Path
 
 import torch
 
+from ntkfl.errors import ConfigError
+from ntkfl_experiments.bench.timing import BenchRow, Setting, fashion, synthetic
+
 _STATUS = Path("/proc/self/status")
+_SIZES, _QUICK = (1_000, 4_000, 16_000, 64_000, 100_000), (60, 240)
+_REAL = 60_000  # images of Fashion-MNIST
+
+
+def memory(setting: Setting) -> list[BenchRow]:
+    """A server update against the samples of a round: full kernel, matrix-free; each size in a process of its own."""
+    side, hidden = (14, 16) if setting.quick else (28, 100)
+    rows = []
+    for N in _QUICK if setting.quick else _SIZES:
+        one = update_peak(N, side, hidden, setting.device)
+        note = f"{one['products']:.0f} products; {one['added'] / 1e9:.2f} GB beside the data"
+        rows.append(BenchRow(f"N = {N:,}", one["seconds"], note=note, details=one))
+    return rows
 
 
 def update_peak(samples: int, side: int, hidden: int, device: torch.device) -> dict[str, float]:
-    """Bytes at the peak and those the work added; its seconds, kernel products, and seconds a product.
+    """Bytes at the peak and those the work added; its seconds and kernel products.
 
     The work: Jacobian factors of clients of 200 samples each, streamed into one; the flow to the paper's steps; all
-    candidate weights. Empty where the system does not say what memory it took.
+    candidate weights.
     """
     if os.name != "posix":
-        return {}
+        raise ConfigError("this system does not say what memory a process took")
     arguments = [str(samples), str(side), str(hidden), str(device)]
     # Not -m: the package imports this module, which would then be there twice.
     code = "from ntkfl_experiments.bench.memory import _main; _main()"
@@ -35,29 +51,28 @@ def _main() -> None:
     from ntkfl.methods import NTKFL
     from ntkfl.models import mlp
     from ntkfl.tangent import PAPER_STEPS, concatenate, evolve, jacobian, plan_jacobian
-    from ntkfl_experiments.bench.inputs import many, synthetic
 
     samples, side, hidden = (int(a) for a in sys.argv[1:4])
     device = torch.device(sys.argv[4])
-    x, y = many(samples, device) if side == 28 else synthetic(samples, side)
+    x, y = fashion(min(samples, _REAL))[:2] if side == 28 else synthetic(samples, side)
+    again = torch.arange(samples) % len(x)  # images again and again, with fresh noise of a tenth
     torch.manual_seed(0)
+    x, y = x[again].to(device), y[again].to(device)
+    x[_REAL:] += 0.1 * torch.randn_like(x[_REAL:])
     model = mlp(side * side, hidden, 10).to(device)
-    x, y = x.to(device), y.to(device)
     with torch.no_grad():
         f0 = model(x)
         evolve(jacobian(model, x[:50]), f0[:50], y[:50], 0.01, PAPER_STEPS)  # libraries warm up
     before, began = reset_peak(device), time.perf_counter()
     plan = plan_jacobian(model, x)
     J = concatenate([jacobian(model, client, plan=plan) for client in torch.split(x, 200)])
-    built = time.perf_counter() - began
     evolution = evolve(J, f0, y, 0.01, PAPER_STEPS, rtol=NTKFL().tolerance)
     evolution.deltas()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    seconds, products = time.perf_counter() - began, evolution.statistics.evaluations
-    peak = peak_bytes(device)
-    figures = {"seconds": seconds, "jacobians": built, "products": products, "per_product": seconds / products}
-    print(json.dumps({"peak": peak, "added": peak - before} | figures))
+    seconds, peak = time.perf_counter() - began, peak_bytes(device)
+    products = evolution.statistics.evaluations
+    print(json.dumps({"peak": peak, "added": peak - before, "seconds": seconds, "products": products}))
 
 
 def reset_peak(device: torch.device) -> float:

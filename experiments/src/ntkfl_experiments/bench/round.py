@@ -15,16 +15,11 @@ from ntkfl.tangent.losses import targets
 from ntkfl.wire import Message
 from ntkfl.wire.span import pack_span, unpack_span
 from ntkfl_experiments.bench.dense import DenseWay, explicit_steps
-from ntkfl_experiments.bench.inputs import fashion, synthetic
-from ntkfl_experiments.bench.memory import update_peak
-from ntkfl_experiments.bench.race import race, relative
-from ntkfl_experiments.bench.rows import BenchRow, Setting
+from ntkfl_experiments.bench.timing import BenchRow, Setting, fashion, race, relative, synthetic
 
 _LR = 0.01
 _COMPARED_FROM = 500  # before that, flow and descent are different curves and both are right
 _SLICE = 200  # explicit steps timed at a time: all are alike, and a short turn meets less noise than a long one
-
-
 _CLIENTS = 20
 
 
@@ -47,16 +42,13 @@ class _Case:
             ClientRound(i, x, y, Randomness.simulated(i)) for i, (x, y) in enumerate(zip(*parts, strict=True))
         ]
 
-    def update(
-        self, kernel: str = "full", geometric: bool = False, tolerance: float | None = None
-    ) -> tuple[Evolution, Tensor]:
-        """All candidate changes of the weights, [S, d]."""
-        steps, rtol = None if geometric else self.steps, tolerance or self.method().tolerance
-        evolution = evolve(self.J, self.f0, self.y, _LR, steps, kernel=kernel, rtol=rtol)
-        return evolution, evolution.deltas()
-
     def method(self, kernel: str = "full") -> NTKFL:
         return NTKFL(lr=_LR, steps=self.steps, kernel=kernel, label_smoothing=0.0)
+
+    def update(self) -> tuple[Evolution, Tensor]:
+        """The flow, and all candidate changes of the weights, [S, d]."""
+        evolution = evolve(self.J, self.f0, self.y, _LR, self.steps, rtol=self.method().tolerance)
+        return evolution, evolution.deltas()
 
     def round(self, kernel: str = "full") -> Tensor:
         """Every client's Jacobian, the evolution, and all candidates scored by the cohort; every message encoded,
@@ -83,19 +75,18 @@ class _Case:
         return [CandidateLosses.of(self.task, candidates, client) for client in self.clients]
 
     def descend(self, steps: tuple[int, ...], kernel: str = "full", rows: int | None = None) -> Evolution:
+        """Explicit steps of gradient descent along the kernel, on the first `rows` samples."""
         J = self.J if rows is None else self.J[:rows]
         return evolve(J, self.f0[:rows], self.y[:rows], _LR, steps, kernel=kernel, scheme="descent")
 
 
 def round(setting: Setting) -> list[BenchRow]:
-    """A round's server update: all candidate weights of the paper's steps."""
+    """A round of NTK-FL at the paper's size, and its server's update, against the dense way."""
     case = _Case(setting)
     timed = race(
         {
             "flow": case.update,
             "descent": lambda: case.descend((_SLICE,)),
-            "geometric": lambda: case.update(geometric=True),
-            "trace": lambda: case.update("trace"),
             "round": case.round,
             "trace round": lambda: case.round("trace"),
             "score": case.score,
@@ -111,73 +102,35 @@ def round(setting: Setting) -> list[BenchRow]:
         for t, ours, theirs in zip(case.steps, changes, case.descend(case.steps).deltas(), strict=True)
         if t >= _COMPARED_FROM
     }
-    # There and back through every layer for each evaluation.
-    product = 4.0 * case.N * (case.side**2 * case.hidden + case.hidden * 10)
-    size = f"N={case.N:,} {case.data}, {case.side**2}-{case.hidden}-10"
-    products = flow.statistics.evaluations
-    memory = update_peak(case.N, case.side, case.hidden, setting.device)
-    usage = f"process peak {memory['peak'] / 1e9:.2f} GB, {memory['added'] / 1e9:.2f} GB by this" if memory else ""
+    size = f"N={case.N:,} {case.data}, {case.side**2}-{case.hidden}-10; {flow.statistics.evaluations} products"
+    few = (20, 20) if setting.quick else (200, 500)
     return [
-        BenchRow(
-            "flow, full kernel", seconds["flow"], 1.0, None, product * products, None, f"{size}; {products} products"
-        ),
+        BenchRow("flow, full kernel", seconds["flow"], 1.0, note=size),
         BenchRow(
             f"{case.steps[-1]:,} explicit steps, full kernel",
             descent,
             descent / seconds["flow"],
-            None if setting.quick else 4.0,
-            product * case.steps[-1],
             max(apart.values()),
             f"at the worst t ≥ {_COMPARED_FROM}; same operators; timed by {_SLICE} steps",
             apart,
         ),
-        _variant("flow, full kernel, geometric grid", timed["geometric"].result[0], seconds["geometric"], seconds),
-        _tight(setting, case, changes, seconds["flow"]),
-        _variant("flow, trace kernel", timed["trace"].result[0], seconds["trace"], seconds),
         BenchRow(
             f"a whole round of {_CLIENTS} clients",
             seconds["round"],
             1.0,
-            note=f"Jacobians, flow, {len(case.steps)} candidates scored, messages in bytes; {usage}",
-            details={f"{name}_bytes": count for name, count in memory.items()},
+            note=f"Jacobians, flow, {len(case.steps)} candidates scored, messages in bytes",
         ),
-        _dense(setting, case, "full", 20 if setting.quick else 200, seconds["round"], seconds["score"]),
+        _dense(setting, case, "full", few[0], seconds["round"], seconds["score"]),
         BenchRow("a whole round, the paper's trace kernel", seconds["trace round"], 1.0),
-        _dense(setting, case, "trace", 20 if setting.quick else 500, seconds["trace round"], seconds["score"]),
+        _dense(setting, case, "trace", few[1], seconds["trace round"], seconds["score"]),
     ]
-
-
-def _variant(what: str, evolution: Evolution, own: float, seconds: dict[str, float]) -> BenchRow:
-    note = f"{len(evolution.steps)} steps, {evolution.statistics.evaluations} products"
-    return BenchRow(what, own, own / seconds["flow"], note=note, ours=True)
-
-
-def _tight(setting: Setting, case: _Case, changes: Tensor, ours: float) -> BenchRow:
-    """The flow at a tenth of the tolerance; and how far both are from one at a thousandth."""
-    finer = race({"flow": lambda: case.update(tolerance=case.method().tolerance / 10)}, turns=2, setting=setting)[
-        "flow"
-    ]
-    evolution, found = finer.result
-    exact = case.update(tolerance=case.method().tolerance / 1000)[1]
-    off, left = relative(changes, exact), relative(found, exact)
-    note = f"{evolution.statistics.evaluations} products; off by {left:.1e}, ours by {off:.1e}"
-    return BenchRow(
-        "flow, a tenth of the tolerance",
-        finer.seconds,
-        finer.seconds / ours,
-        difference=relative(found, changes),
-        note=note,
-        details={"error": left, "our_error": off},
-    )
 
 
 def _dense(setting: Setting, case: _Case, kernel: str, few: int, ours: float, score: float) -> BenchRow:
     """Dense Jacobian, dense kernel, explicit steps and weights, measured on `few` rows and scaled to all of them.
 
-    Candidates are scored as ours are.
-
-    Jacobian and weights grow with N, the kernel and its products with N². Small products run in a cache that large
-    ones do not fit, so what is scaled is too good, if anything.
+    Candidates are scored as ours are. Jacobian and weights grow with N, the kernel and its products with N². Small
+    products run in a cache that large ones do not fit, so what is scaled is too good, if anything.
     """
     growth = case.N / few
     Y, f0 = targets(case.y[:few], 10, "ce"), case.f0[:few]
@@ -203,8 +156,7 @@ def _dense(setting: Setting, case: _Case, kernel: str, few: int, ours: float, sc
         f"all dense, {kernel} kernel, explicit steps",
         total,
         total / ours,
-        None if setting.quick else 200.0,
-        difference=relative(timed["weights"].result, case.descend(case.steps, kernel, few).deltas()),
-        note=f"scaled from N={few}: Jacobian ×{growth:g}, kernel ×{growth**2:g}; would hold {held:.2g} GB",
-        details={f"{name}_seconds": part for name, part in parts.items()},
+        relative(timed["weights"].result, case.descend(case.steps, kernel, few).deltas()),
+        f"scaled from N={few}: Jacobian ×{growth:g}, kernel ×{growth**2:g}; would hold {held:.2g} GB",
+        {f"{name}_seconds": part for name, part in parts.items()},
     )

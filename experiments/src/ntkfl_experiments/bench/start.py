@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 
-from ntkfl_experiments.bench.rows import BenchRow, Setting
+from ntkfl_experiments.bench.timing import BenchRow, Setting
 
 _TRAIN = ("train", "--dataset", "digits", "--rounds", "1", "--json", "--out", "run")
 _COMMANDS: dict[str, tuple[str, ...]] = {
@@ -26,7 +25,7 @@ def start(setting: Setting) -> list[BenchRow]:
         runs = [_first_line(arguments) for _ in range(1 if setting.quick else 7)]
         seconds, cpu = min(wall for wall, _ in runs), min(cpu for _, cpu in runs)
         note = f"{cpu:.2f} s of processor time to the end of the process"
-        rows.append(BenchRow(what, seconds, note=note, details={"cpu": cpu}, ours="ntkfl" in what))
+        rows.append(BenchRow(what, seconds, note=note, details={"cpu": cpu}))
     return rows
 
 
@@ -36,13 +35,8 @@ def _first_line(arguments: tuple[str, ...]) -> tuple[float, float]:
         # Compiled modules are kept, as they are for a user, whatever the machine that measures does.
         environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONUNBUFFERED": "1"}
         began = time.perf_counter()
-        with subprocess.Popen(
-            [sys.executable, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=Path(folder),
-            env=environment,
-        ) as process:
+        command = [sys.executable, *arguments]
+        with Popen(command, stdout=PIPE, stderr=DEVNULL, cwd=folder, env=environment) as process:
             assert process.stdout is not None
             line = process.stdout.readline()
             seconds = time.perf_counter() - began

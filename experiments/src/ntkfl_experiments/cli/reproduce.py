@@ -6,8 +6,6 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -16,15 +14,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ntkfl.cli.compare import Watcher
 from ntkfl.cli.stopping import stoppable
-from ntkfl.compare.trials import Cell
 from ntkfl.devices import find_device
 from ntkfl.errors import unknown
-from ntkfl.progress import ProgressBar
 from ntkfl_experiments.paper import ITEMS
-from ntkfl_experiments.paper.item import SCALES, Context, Findings, Item, Scale
-from ntkfl_experiments.paper.record import VERDICTS, folder_of, judge_again, write
+from ntkfl_experiments.paper.item import SCALES, VERDICTS, Context, Findings, Scale, folder_of, judge_again, write
 
 
 def reproduce(
@@ -56,26 +50,20 @@ def reproduce(
     chosen: Scale = "full" if scale == "full" else "quick"
     hint = f"stopped; finished work is kept, continue with: {shlex.join(['ntkfl', *sys.argv[1:]])}"
     for item in ITEMS.values() if name == "all" else [ITEMS[name]]:
-        folder = folder_of(out, item.name, chosen)
+        folder, began = folder_of(out, item.name, chosen), time.perf_counter()
         if judge:
-            _show(item, judge_again(folder, item), folder, chosen, console)
-            continue
-        with stoppable(lambda: hint), _display(console) as show:
-            context = Context(chosen, runs / chosen / item.name, device, workers or min(os.cpu_count() or 1, 16), show)
-            began = time.perf_counter()
-            show.line(f"{item.name}: {item.title}")
-            outcome = item.run(context)
-        seconds = time.perf_counter() - began
-        command = f"ntkfl reproduce {item.name} --scale {chosen}"
-        _show(item, write(folder, item, outcome, chosen, command, seconds), folder, chosen, console)
-        console.print(f"{seconds:.0f} s\n")
-
-
-def _show(item: Item, found: Findings, folder: Path, scale: Scale, console: Console) -> None:
-    console.print(_table(found), f"{item.name}: {folder / 'figure.png'}, result.json, findings.md", soft_wrap=True)
-    if scale == "quick":
-        kept = f"results/paper/{item.name}/findings.md"
-        console.print(f"this was a quick look: verdicts of the full scale are in {kept}", soft_wrap=True)
+            found = judge_again(folder, item)
+        else:
+            console.print(f"{item.name}: {item.title}", soft_wrap=True)
+            at_a_time = workers or min(os.cpu_count() or 1, 16)
+            with stoppable(lambda: hint):
+                outcome = item.run(Context(chosen, runs / chosen / item.name, device, at_a_time, quiet=False))
+            found = write(folder, item, outcome, chosen, time.perf_counter() - began)
+        console.print(_table(found), f"{item.name}: {folder / 'figure.png'}, result.json, findings.md", soft_wrap=True)
+        if chosen == "quick":
+            kept = f"results/paper/{item.name}/findings.md"
+            console.print(f"this was a quick look: verdicts of the full scale are in {kept}", soft_wrap=True)
+        console.print(f"{time.perf_counter() - began:.0f} s\n")
 
 
 def _table(found: Findings) -> Table:
@@ -88,39 +76,3 @@ def _table(found: Findings) -> Table:
     for b in beside:
         table.add_row(b.what, "not claimed", b.found, "")
     return table
-
-
-class _Display:
-    """Progress of an item: pieces of work with the time left, or the runs of a comparison; plain lines in a log."""
-
-    def __init__(self, console: Console) -> None:
-        self.console, self.watcher = console, Watcher(console)
-        self._bar: ProgressBar | None = None
-
-    def bar(self, what: str, total: int) -> Callable[[], None]:
-        self.stop()
-        self._bar = running = ProgressBar(total, what)
-        running.__enter__()
-        return running.end
-
-    def runs(self, cells: Sequence[Cell]) -> None:
-        self.watcher.__enter__()
-        self.watcher.watch(cells)
-
-    def line(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True)
-
-    def stop(self) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(None, None, None)
-            self._bar = None
-        self.watcher.__exit__()
-
-
-@contextmanager
-def _display(console: Console) -> Iterator[_Display]:
-    show = _Display(console)
-    try:
-        yield show
-    finally:
-        show.stop()

@@ -1,30 +1,21 @@
 """The paper's figures, tables and statements, each worked out by one command."""
 
-from ntkfl_experiments.paper import (
-    claims,
-    figure8,
-    figure9,
-    heterogeneity,
-    learning,
-    lemma1,
-    lemma2,
-    lemma3,
-    lemma4,
-    private,
-    theorem1,
-    theorem2,
-)
+from ntkfl_experiments.paper.claims import CLAIMS
+from ntkfl_experiments.paper.figure8 import FIGURE8
+from ntkfl_experiments.paper.figure9 import FIGURE9
+from ntkfl_experiments.paper.heterogeneity import FIGURE5
 from ntkfl_experiments.paper.item import Item
+from ntkfl_experiments.paper.learning import FIGURE3, FIGURE4A, FIGURE4B, FIGURE4C, FIGURE7
+from ntkfl_experiments.paper.lemma1 import LEMMA1
+from ntkfl_experiments.paper.lemma2 import LEMMA2
+from ntkfl_experiments.paper.lemma3 import LEMMA3
+from ntkfl_experiments.paper.lemma4 import LEMMA4
+from ntkfl_experiments.paper.private import FIGURE6, TABLE1
+from ntkfl_experiments.paper.theorem1 import THEOREM1
+from ntkfl_experiments.paper.theorem2 import THEOREM2
 
-_ROOMS = (
-    learning, heterogeneity, private, figure8, figure9, theorem1, theorem2, lemma1, lemma2, lemma3, lemma4,
-    claims,
-)  # fmt: skip
 _ORDER = (
-    "fig3", "fig4a", "fig4b", "fig4c", "fig5", "fig6", "table1", "fig7", "fig8", "fig9", "theorem1", "theorem2",
-    "lemma1", "lemma2", "lemma3", "lemma4", "claims",
+    FIGURE3, FIGURE4A, FIGURE4B, FIGURE4C, FIGURE5, FIGURE6, TABLE1, FIGURE7, FIGURE8, FIGURE9, THEOREM1, THEOREM2,
+    LEMMA1, LEMMA2, LEMMA3, LEMMA4, CLAIMS,
 )  # fmt: skip
-_FOUND = {item.name: item for room in _ROOMS for item in room.ITEMS}
-ITEMS: dict[str, Item] = {name: _FOUND[name] for name in _ORDER}
-
-__all__ = ["ITEMS"]
+ITEMS: dict[str, Item] = {item.name: item for item in _ORDER}

@@ -14,7 +14,7 @@ from ntkfl.data import Dataset, load
 from ntkfl.data.catalog import locate
 from ntkfl.threads import one_thread
 from ntkfl_experiments.paper.item import Context
-from ntkfl_experiments.theory import unit
+from ntkfl_experiments.theory.two_layer import unit
 
 Cell = dict[str, Any]
 
@@ -38,12 +38,17 @@ def dataset(name: str) -> Dataset:
     return load(name)
 
 
-def unit_inputs(name: str, samples: int, seed: int) -> tuple[Tensor, Tensor]:
-    """`samples` training pictures drawn by `seed`: x [N, d1] of unit length, y [N] in ±1, both float64."""
+def drawn(name: str, samples: int, seed: int) -> tuple[Tensor, Tensor]:
+    """`samples` training pictures drawn by `seed`, and their classes."""
     rows = dataset(name)
     index = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:samples]
-    x, labels = rows.rows.take(index)
-    return unit(x), (labels >= rows.output_dim // 2).double() * 2 - 1
+    return rows.rows.take(index)
+
+
+def unit_inputs(name: str, samples: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The same as the analysis has them: x [N, d1] of unit length, y [N] in ±1, both float64."""
+    x, labels = drawn(name, samples, seed)
+    return unit(x), (labels >= dataset(name).output_dim // 2).double() * 2 - 1
 
 
 def settings(**more: Any) -> dict[str, Any]:

@@ -1,18 +1,40 @@
-"""Figures of the analysis, drawn alike."""
+"""Figures of the analysis, drawn alike, and the cells they show."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ntkfl.report.curves import COLOURS
+from ntkfl_experiments.paper.analysis import Cell
 
 BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK = COLOURS[:7]
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Of ln y against ln x, by least squares: the exponent of a power law."""
+    return statistics.linear_regression([math.log(v) for v in x], [math.log(v) for v in y]).slope
+
+
+def medians(runs: Sequence[Sequence[float]]) -> list[float]:
+    """The median over runs, place by place."""
+    return [statistics.median(values) for values in zip(*runs, strict=True)]
+
+
+def pick(cells: Sequence[Cell], **wanted: Any) -> list[Cell]:
+    """The cells whose keys have these values."""
+    return [cell for cell in cells if all(cell[name] == value for name, value in wanted.items())]
+
+
+def values(cells: Sequence[Cell], name: str) -> list[Any]:
+    """What the cells have under a name, each once, in order."""
+    return sorted({cell[name] for cell in cells})
 
 
 def panels(count: int, title: str) -> tuple[Figure, list[Axes]]:
@@ -41,16 +63,14 @@ def finish(axis: Axes, title: str, x: str, y: str, logx: bool = True, logy: bool
     axis.legend(frameon=False, fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.15))
 
 
+def curve(axis: Axes, x: Sequence[float], y: Sequence[float], style: str, colour: str, label: str) -> None:
+    """One line, with small marks where the style has some."""
+    axis.plot(x, y, style, color=colour, label=label, markersize=4)
+
+
 def band(axis: Axes, x: Sequence[float], runs: Sequence[Sequence[float]], colour: str, label: str) -> None:
     """The median over runs, and the range from the lowest to the highest."""
-    across = list(zip(*runs, strict=True))
-    axis.plot(
-        x, [statistics.median(v) for v in across], color=colour, label=label, linewidth=1.8, marker="o", markersize=3
-    )
+    axis.plot(x, medians(runs), color=colour, label=label, linewidth=1.8, marker="o", markersize=3)
     if len(runs) > 1:
+        across = list(zip(*runs, strict=True))
         axis.fill_between(x, [min(v) for v in across], [max(v) for v in across], color=colour, alpha=0.18, linewidth=0)
-
-
-def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Of ln y against ln x, by least squares: the exponent of a power law."""
-    return statistics.linear_regression([math.log(v) for v in x], [math.log(v) for v in y]).slope

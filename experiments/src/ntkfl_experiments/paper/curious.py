@@ -22,7 +22,7 @@ from ntkfl.methods.task import Task
 from ntkfl.models import mlp
 from ntkfl.privacy.settings import Privacy
 from ntkfl.wire import Message
-from ntkfl_experiments.bench.inputs import fashion
+from ntkfl_experiments.bench.timing import fashion
 
 SHUFFLED = 0.9  # sparsity of the rows that the shuffler permutes: the paper sets it “above 80 %–90 %”
 PROJECTED = Privacy(projected_dim=100, subsample_rate=0.4)  # the paper's d1' and β

@@ -102,9 +102,7 @@ def _fairly(holds: bool, curve: Curve) -> tuple[bool | None, str]:
 
 
 def fewer_rounds(at: Mapping[str, Curve]) -> Verdict:
-    goals = levels(at[FEDAVG])  # a seed's own, which FedAvg itself reaches: clients and cohorts are the same
-    slow = first_hits(at[FEDAVG], goals)
-    ratios = {label: times_fewer(slow, first_hits(at[label], goals)) for label in (PAPER, OURS)}
+    goals, slow, ratios = _to_the_level(at, FEDAVG)
     text = "; ".join(
         f"{label} not in every seed" if r is None else f"{label} {r[0]:.1f} times fewer ({r[1]:.1f} to {r[2]:.1f})"
         for label, r in ratios.items()
@@ -120,6 +118,17 @@ def fewer_rounds(at: Mapping[str, Curve]) -> Verdict:
         why,
         "not reached" if ratio is None else f"{ratio[0]:.1f}×",
     )
+
+
+def _to_the_level(
+    at: Mapping[str, Curve], baseline: str
+) -> tuple[list[float], list[int | None], dict[str, tuple[float, float, float] | None]]:
+    """A baseline's level in each seed, its own first hits of it (clients and cohorts are the same for all), and how
+    many times fewer rounds NTK-FL takes.
+    """
+    goals = levels(at[baseline])
+    slow = first_hits(at[baseline], goals)
+    return goals, slow, {label: times_fewer(slow, first_hits(at[label], goals)) for label in (PAPER, OURS)}
 
 
 def ahead(at: Mapping[str, Curve]) -> Verdict:
@@ -192,9 +201,7 @@ def chosen_t(at: Mapping[str, Curve]) -> Verdict:
 def against_the_best(at: Mapping[str, Curve]) -> Beside:
     """Rounds to the level of the best federated baseline: whoever that is, not FedAvg alone."""
     best = max((SHARE, NOVA, FEDAVG), key=lambda label: level(at[label]))
-    goals = levels(at[best])
-    slow = first_hits(at[best], goals)
-    ratios = {label: times_fewer(slow, first_hits(at[label], goals)) for label in (PAPER, OURS)}
+    goals, _, ratios = _to_the_level(at, best)
     text = ", ".join(
         f"{label} {'not in every seed' if r is None else f'{r[0]:.1f} ({r[1]:.1f} to {r[2]:.1f})'}"
         for label, r in ratios.items()

@@ -59,15 +59,13 @@ def match_jacobian(model: nn.Module, shape: Sequence[int], J: Tensor, match: str
     return loss
 
 
-def reconstruct(loss: Loss, targets: int, width: int, settings: Settings) -> tuple[Tensor, Tensor]:
-    """(dummies [targets, width], how well each matches [targets]): of all restarts, those that match best."""
+def reconstruct(loss: Loss, targets: int, width: int, settings: Settings) -> Tensor:
+    """Dummies [targets, width]: of all restarts, those that match best."""
     generator = torch.Generator().manual_seed(settings.seed)
     x, _ = lbfgs(loss, torch.randn(settings.restarts * targets, width, generator=generator), settings.steps)
     with torch.no_grad():
         match = loss(x).view(settings.restarts, targets).nan_to_num(nan=float("inf"))
-    best = match.argmin(0)
-    rows = torch.arange(targets)
-    return x.view(settings.restarts, targets, width)[best, rows], match[best, rows]
+    return x.view(settings.restarts, targets, width)[match.argmin(0), torch.arange(targets)]
 
 
 def lbfgs(loss: Loss, start: Tensor, steps: int, history: int = 10) -> tuple[Tensor, Tensor]:

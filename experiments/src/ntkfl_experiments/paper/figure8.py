@@ -14,7 +14,6 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,10 +28,9 @@ from ntkfl.federation.config import ModelConfig, build_network
 from ntkfl.methods.rows.upload import TangentRows
 from ntkfl.methods.task import Task
 from ntkfl.privacy.settings import Privacy
-from ntkfl.tangent import Jacobian
 from ntkfl.wire import Message
 from ntkfl_experiments.paper.deep_leakage import Settings, match_jacobian, reconstruct
-from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict
+from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict, crossed
 from ntkfl_experiments.paper.settings import QUICK_CHOICE
 
 PAPER = {0.5: 0.65, 0.6: 0.47, 0.7: 0.35, 0.8: 0.23, 0.9: 0.06}
@@ -47,91 +45,6 @@ NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class Point:
-    """SSIM and PSNR of every picture by one attack at one sparsity; `pictures` [n, 1, 28, 28] are what it drew."""
-
-    sparsity: float
-    attack: str
-    ssim: tuple[float, ...]
-    psnr: tuple[float, ...]
-    pictures: Tensor
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.ssim)
-
-    @property
-    def error(self) -> float:
-        """Of the mean: the standard deviation over √n."""
-        return statistics.stdev(self.ssim) / math.sqrt(len(self.ssim))
-
-
-@dataclass(frozen=True)
-class Curve:
-    """All points, the originals [n, 1, 28, 28], and what the mean picture of each label would score."""
-
-    points: list[Point]
-    originals: Tensor
-    guess: tuple[float, ...]
-    settings: dict[str, Any]
-
-    def at(self, sparsity: float, attack: str) -> Point:
-        return next(p for p in self.points if (p.sparsity, p.attack) == (sparsity, attack))
-
-    @property
-    def sparsities(self) -> list[float]:
-        return sorted({p.sparsity for p in self.points})
-
-
-def run(
-    images: int = 12,
-    sparsities: Sequence[float] = (*PAPER, *BEYOND),
-    *,
-    seed: int = 0,
-    settings: Settings | None = None,
-    network: str = PERCEPTRON,
-    trained: int = 0,
-) -> Curve:
-    """Attack the first `images` training pictures, at the weights `seed` gives, after `trained` steps on others."""
-    settings = settings or Settings(steps=80, restarts=2, seed=seed)
-    dataset = load("fashion-mnist")
-    x, y = dataset.rows.take(torch.arange(images))
-    public = dataset.test_rows.take()
-    kind = ModelConfig(hidden=(100,)) if network == PERCEPTRON else ModelConfig(name=network)
-    model = build_network(kind, tuple(x.shape[1:]), dataset.output_dim, seed)
-    train(model, *dataset.rows.take(torch.arange(images, images + 20_000 if trained else images)), trained)
-    task = Task(model, dataset.output_dim, "ce")
-    prior = gaussian_prior(public[0])
-    mean, std = dataset.rows.mean[0], dataset.rows.std[0]
-
-    def pictures(flat: Tensor) -> Tensor:
-        return (flat.view(-1, *x.shape[1:]) * std + mean).clamp(0, 1)
-
-    originals = pictures(x)
-    points = []
-    for sparsity in sparsities:
-        J = _received(Task(model, dataset.output_dim, "ce", privacy=Privacy(sparsity=sparsity)), x, y)
-        dense = J.dense()
-        for attack in ATTACKS:
-            if attack == "analytic":
-                found = invert(task.at(task.like), J, prior)
-                if found is None:
-                    continue
-                drawn = found.x
-            else:
-                drawn, _ = reconstruct(
-                    match_jacobian(model, x.shape[1:], dense, attack), images, x[0].numel(), settings
-                )
-            seen = pictures(drawn)
-            likeness, noise = (tuple(measure(originals, seen).tolist()) for measure in (ssim, psnr))
-            points.append(Point(sparsity, attack, likeness, noise, seen))
-    guess = tuple(ssim(originals, pictures(guesses(public, y))).tolist())
-    notes: dict[str, Any] = {"images": images, "seed": seed, "steps": settings.steps}
-    notes |= {"restarts": settings.restarts, "network": network, "trained": trained}
-    return Curve(points, originals, guess, notes)
-
-
 def train(model: nn.Module, x: Tensor, y: Tensor, steps: int, batch: int = 200, lr: float = 0.1) -> None:
     """`steps` of plain descent on batches in the order given."""
     optimiser = torch.optim.SGD(model.parameters(), lr)
@@ -142,60 +55,112 @@ def train(model: nn.Module, x: Tensor, y: Tensor, steps: int, batch: int = 200, 
         optimiser.step()
 
 
-def _received(task: Task, x: Tensor, y: Tensor) -> Jacobian:
-    """The Jacobian as the aggregator has it: through a client's reply, its bytes, and back."""
+def attacked(key: Mapping[str, Any]) -> dict[str, Any]:
+    """Three attacks at one sparsity on the first `images` training pictures, at the weights `seed` gives, after
+    `trained` steps on others: SSIM and PSNR of every picture, what was drawn of the first, its original, and what the
+    mean picture of each label would score.
+    """
+    network, trained = key.get("network", PERCEPTRON), key.get("trained", 0)
+    images, seed, sparsity = key["images"], key["seed"], key["sparsity"]
+    settings = Settings(steps=key["steps"], restarts=key["restarts"], seed=seed)
+    dataset = load("fashion-mnist")
+    x, y = dataset.rows.take(torch.arange(images))
+    public = dataset.test_rows.take()
+    kind = ModelConfig(hidden=(100,)) if network == PERCEPTRON else ModelConfig(name=network)
+    model = build_network(kind, tuple(x.shape[1:]), dataset.output_dim, seed)
+    train(model, *dataset.rows.take(torch.arange(images, images + 20_000 if trained else images)), trained)
+    task = Task(model, dataset.output_dim, "ce", privacy=Privacy(sparsity=sparsity))
     sent = TangentRows.of(task, task.like, x, y).message(1).encode()
-    return TangentRows.parse(Message.decode(sent), task).J
+    J = TangentRows.parse(Message.decode(sent), task).J  # as the aggregator has it
+    dense, mean, std = J.dense(), dataset.rows.mean[0], dataset.rows.std[0]
 
+    def pictures(flat: Tensor) -> Tensor:
+        return (flat.view(-1, *x.shape[1:]) * std + mean).clamp(0, 1)
 
-def monotone(curve: Curve, attack: str) -> bool:
-    """Whether likeness falls with sparsity, within two standard errors of each step's difference."""
-    points = sorted((p for p in curve.points if p.attack == attack), key=lambda p: p.sparsity)
-    pairs = itertools.pairwise(points)
-    return all(b.mean <= a.mean + 2 * math.hypot(a.error, b.error) for a, b in pairs)
-
-
-def dump(curve: Curve) -> dict[str, Any]:
-    """Plain values for JSON."""
+    drawn = {
+        attack: pictures(reconstruct(match_jacobian(model, x.shape[1:], dense, attack), images, x[0].numel(), settings))
+        for attack in ("zeros", "sent")
+    }
+    found = invert(Task(model, dataset.output_dim, "ce").at(task.like), J, gaussian_prior(public[0]))
+    if found is not None:
+        drawn["analytic"] = pictures(found.x)
+    originals = pictures(x)
     points = [
-        {"sparsity": p.sparsity, "attack": p.attack, "mean": p.mean, "spread": statistics.stdev(p.ssim),
-         "ssim": [round(v, 5) for v in p.ssim], "psnr": [round(v, 2) for v in p.psnr]}
-        for p in curve.points
-    ]  # fmt: skip
-    trend = {attack: monotone(curve, attack) for attack in ATTACKS}
-    paper = {str(s): v for s, v in PAPER.items()}
-    return {"settings": curve.settings, "paper": paper, "guess": statistics.fmean(curve.guess), "monotone": trend,
-            "points": points}  # fmt: skip
+        {
+            "sparsity": sparsity,
+            "attack": attack,
+            "ssim": ssim(originals, seen).tolist(),
+            "psnr": psnr(originals, seen).tolist(),
+            "picture": _rows(seen[0]),
+        }
+        for attack, seen in drawn.items()
+    ]
+    guess = ssim(originals, pictures(guesses(public, y))).tolist()
+    return {"points": points, "original": _rows(originals[0]), "guess": guess}
 
 
-def figure(curve: Curve) -> Figure:
+def _rows(picture: Tensor) -> list[list[float]]:
+    """[1, 28, 28] as plain numbers, fine enough for a screen."""
+    return [[round(v, 3) for v in row] for row in picture[0].tolist()]
+
+
+def monotone(points: Sequence[Mapping[str, Any]], attack: str) -> bool:
+    """Whether likeness falls with sparsity, within two standard errors of each step's difference."""
+    own = sorted((p for p in points if p["attack"] == attack), key=lambda p: float(p["sparsity"]))
+    scores = [(statistics.fmean(p["ssim"]), statistics.stdev(p["ssim"]) / math.sqrt(len(p["ssim"]))) for p in own]
+    return all(b <= a + 2 * math.hypot(off_a, off_b) for (a, off_a), (b, off_b) in itertools.pairwise(scores))
+
+
+def summed_up(points: Sequence[Mapping[str, Any]], guess: Sequence[float]) -> dict[str, Any]:
+    """What is kept of the attacks, without their pictures."""
+    kept = [
+        {
+            "sparsity": p["sparsity"],
+            "attack": p["attack"],
+            "mean": statistics.fmean(p["ssim"]),
+            "spread": statistics.stdev(p["ssim"]),
+            "ssim": [round(v, 5) for v in p["ssim"]],
+            "psnr": [round(v, 2) for v in p["psnr"]],
+        }
+        for p in points
+    ]
+    trend = {attack: monotone(points, attack) for attack in ATTACKS}
+    return {"paper": {str(s): v for s, v in PAPER.items()}, "guess": statistics.fmean(guess), "monotone": trend,
+            "points": kept}  # fmt: skip
+
+
+def figure(points: Sequence[Mapping[str, Any]], original: list[list[float]], guess: float) -> Figure:
     """One picture by sparsity and attack, and the curves with the paper's."""
-    sparsities = curve.sparsities
+    at = {(p["sparsity"], p["attack"]): p for p in points}
+    sparsities = sorted({s for s, _ in at})
     drawn = Figure(figsize=(12.5, 5.2), layout="constrained", dpi=110)
     FigureCanvasAgg(drawn)
     halves: Any = drawn.subfigures(1, 2, width_ratios=(1.25, 1))
-    left, right = halves
-    grid = left.subplots(len(ATTACKS), 1 + len(sparsities))
+    grid = halves[0].subplots(len(ATTACKS), 1 + len(sparsities))
     for r, attack in enumerate(ATTACKS):
-        cells = [(curve.originals[0], "original")]
-        cells += [(curve.at(s, attack).pictures[0], f"{s:.0%}") for s in sparsities]
-        for c, (picture, title) in enumerate(cells):
-            axis = grid[r][c]
-            axis.imshow(picture[0].numpy(), cmap="gray", vmin=0, vmax=1)
+        own = [at[s, attack] for s in sparsities]
+        cells = [
+            (original, "original", ""),
+            *((p["picture"], f"{p['sparsity']:.0%}", f"{p['ssim'][0]:.2f}") for p in own),
+        ]
+        for axis, (picture, title, score) in zip(grid[r], cells, strict=True):
+            axis.imshow(picture, cmap="gray", vmin=0, vmax=1)
             axis.set_xticks([])
             axis.set_yticks([])
             axis.set_title(title if r == 0 else "", fontsize=9)
-            score = "" if c == 0 else f"{curve.at(sparsities[c - 1], attack).ssim[0]:.2f}"
             axis.set_xlabel(score, fontsize=8.5)
         grid[r][0].set_ylabel(NAMES[attack].replace(", ", ",\n").replace(" on ", "\non "), fontsize=8.5)
-    axis = right.subplots()
+    axis = halves[1].subplots()
     axis.plot([100 * s for s in PAPER], list(PAPER.values()), "k--o", label="paper (one picture)", markersize=4)
     for attack, colour in zip(ATTACKS, ("#E69F00", "#0072B2", "#D55E00"), strict=True):
-        points = [curve.at(s, attack) for s in sparsities]
-        spread = [statistics.stdev(p.ssim) for p in points]
-        x, y = [100 * s for s in sparsities], [p.mean for p in points]
+        scores = [at[s, attack]["ssim"] for s in sparsities]
+        x, y, spread = (
+            [100 * s for s in sparsities],
+            list(map(statistics.fmean, scores)),
+            list(map(statistics.stdev, scores)),
+        )
         axis.errorbar(x, y, yerr=spread, fmt="-o", color=colour, label=NAMES[attack], markersize=4, capsize=2)
-    axis.axhline(statistics.fmean(curve.guess), color="#777777", linestyle=":", label="mean picture of the label")
+    axis.axhline(guess, color="#777777", linestyle=":", label="mean picture of the label")
     axis.set_xlabel("entries of the Jacobian left out, %")
     axis.set_ylabel("SSIM of the reconstruction")
     axis.set_ylim(0, 1.08)
@@ -205,60 +170,34 @@ def figure(curve: Curve) -> Figure:
     return drawn
 
 
-def attack(context: Context) -> ItemResult:
+def run(context: Context) -> ItemResult:
     """Three attackers on top-k rows as they go over the wire; a sparsity at a time, so that each is kept."""
     images, steps, restarts = (4, 40, 1) if context.quick else (12, 80, 2)
     sparsities = (0.5, 0.9, 0.97) if context.quick else (*PAPER, *BEYOND)
     common = {"images": images, "steps": steps, "restarts": restarts, "seed": 0}
-    keys: list[dict[str, Any]] = [{"sparsity": s, **common} for s in sparsities]
-    others = [
+    elsewhere = [
         {"sparsity": s, **common, "images": min(images, 4), "network": network, "trained": trained}
         for network, trained in (SETTINGS[:2] if context.quick else SETTINGS)[1:]
         for s in (0.5, 0.9)
     ]
-    answers = context.cells("attacks by sparsity", keys, _at_sparsity)
-    elsewhere = context.cells("attacks on other networks and weights", others, _at_sparsity)
-    notes = {"network": "784-100-10, Kaiming", "images": images, "steps": steps, "restarts": restarts}
-    points = [
-        Point(p["sparsity"], p["attack"], tuple(p["ssim"]), tuple(p["psnr"]), _picture(p["picture"]))
-        for answer in answers
+    answers = context.cells("attacks by sparsity", crossed({"sparsity": sparsities}, **common), attacked)
+    others = context.cells("attacks on other networks and weights", elsewhere, attacked)
+    points, guess = [p for answer in answers for p in answer["points"]], answers[0]["guess"]
+    more = [
+        {name: (key | p)[name] for name in ("network", "trained", "sparsity", "attack")}
+        | {"mean": statistics.fmean(p["ssim"]), "guess": statistics.fmean(answer["guess"])}
+        for key, answer in zip(elsewhere, others, strict=True)
         for p in answer["points"]
     ]
-    curve = Curve(points, _picture(answers[0]["original"]), tuple(answers[0]["guess"]), notes)
+    notes = {"network": "784-100-10, Kaiming", "images": images, "steps": steps, "restarts": restarts}
     choices = [
         "the paper names sparsity and SSIM, no more: network, optimiser, starts and steps are ours",
         "pictures are the first training images of Fashion-MNIST; SSIM is their mean",
         "trained: 300 steps of 0.1 on batches of 200 other pictures; the CNN is that of `ntkfl.models`",
         *([QUICK_CHOICE] if context.quick else []),
     ]
-    more = [
-        {"network": key["network"], "trained": key["trained"], "sparsity": p["sparsity"], "attack": p["attack"],
-         "mean": statistics.fmean(p["ssim"]), "guess": statistics.fmean(answer["guess"])}
-        for key, answer in zip(others, elsewhere, strict=True) for p in answer["points"]
-    ]  # fmt: skip
-    return ItemResult(notes, [0], dump(curve) | {"elsewhere": more}, figure(curve), choices)
-
-
-def _at_sparsity(key: Mapping[str, Any]) -> dict[str, Any]:
-    settings = Settings(steps=key["steps"], restarts=key["restarts"], seed=key["seed"])
-    network, trained = key.get("network", PERCEPTRON), key.get("trained", 0)
-    curve = run(
-        key["images"], (key["sparsity"],), seed=key["seed"], settings=settings, network=network, trained=trained
-    )
-    points = [
-        {"sparsity": p.sparsity, "attack": p.attack, "ssim": p.ssim, "psnr": p.psnr, "picture": _rows(p.pictures[0])}
-        for p in curve.points
-    ]
-    return {"points": points, "original": _rows(curve.originals[0]), "guess": curve.guess}
-
-
-def _rows(picture: Tensor) -> list[list[float]]:
-    """[1, 28, 28] as plain numbers, fine enough for a screen."""
-    return [[round(v, 3) for v in row] for row in picture[0].tolist()]
-
-
-def _picture(rows: list[list[float]]) -> Tensor:
-    return torch.tensor(rows)[None, None]
+    data = {"settings": notes, **summed_up(points, guess), "elsewhere": more}
+    return ItemResult(notes, [0], data, figure(points, answers[0]["original"], statistics.fmean(guess)), choices)
 
 
 def judge(data: Mapping[str, Any]) -> Findings:
@@ -314,4 +253,4 @@ def _elsewhere(data: Mapping[str, Any]) -> dict[str, tuple[dict[float, float], f
     return found
 
 
-ITEMS = (Item("fig8", "reconstruction of inputs against sparsity of the Jacobian", attack, judge),)
+FIGURE8 = Item("fig8", "reconstruction of inputs against sparsity of the Jacobian", run, judge)

@@ -8,45 +8,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
-from ntkfl.compare.results import Row
 from ntkfl.report.curves import COLOURS, LINES
+from ntkfl_experiments.paper import settings as setup
 from ntkfl_experiments.paper.item import Context, Findings, Item, ItemResult, Verdict
-from ntkfl_experiments.paper.learning import kept
-from ntkfl_experiments.paper.settings import (
-    CHOICES,
-    FEDAVG,
-    NOVA,
-    OURS,
-    PAPER,
-    QUICK_CHOICE,
-    SEEDS,
-    SHARE,
-    available,
-    comparison,
-    entry,
-    fashion,
-)
+from ntkfl_experiments.paper.learning import finish, kept
+from ntkfl_experiments.paper.settings import CHOICES, FEDAVG, NOVA, OURS, PAPER, SHARE
 
 LABELS = (PAPER, OURS, SHARE, NOVA, FEDAVG)
 
 
 def figure5(context: Context) -> ItemResult:
     alphas, rounds, seeds = ((0.1, 0.5), 10, 1) if context.quick else ((0.1, 0.2, 0.3, 0.4, 0.5), 50, 5)
-    found: dict[float, dict[str, Row]] = {}
+    ends: dict[str, dict[float, list[float]]] = {label: {} for label in LABELS}
     curves: dict[str, Any] = {}
     notes: list[str] = []
-    with context.pool() as pool:
-        for alpha in alphas:
-            name, data, notes = available(context, *fashion(alpha))
-            entries = [entry(label, context) for label in LABELS]
-            rows, searches = context.compare(comparison(name, context, data, entries, rounds=rounds, seeds=seeds), pool)
-            found[alpha] = {row.label: row for row in rows}
-            curves[f"{alpha:g}"] = kept(rows, searches)
-    ends = {
-        label: {alpha: [curve[-1] for curve in found[alpha][label].accuracy] for alpha in alphas} for label in LABELS
-    }
+    for alpha in alphas:
+        name, data, notes = setup.available(context, *setup.fashion(alpha))
+        entries = [setup.entry(label, context) for label in LABELS]
+        rows, searches = context.compare(setup.comparison(name, context, data, entries, rounds=rounds, seeds=seeds))
+        curves[f"{alpha:g}"] = kept(rows, searches)
+        for row in rows:
+            ends[row.label][alpha] = [curve[-1] for curve in row.accuracy]
     figure = Figure(figsize=(7.5, 5), layout="constrained")
     axis = figure.subplots()
     for i, label in enumerate(LABELS):
@@ -55,15 +38,12 @@ def figure5(context: Context) -> ItemResult:
         axis.errorbar(alphas, mean, yerr=spread, fmt=f"o{LINES[i % 2]}", color=COLOURS[i], label=label, capsize=3)
     axis.set_xlabel("Dirichlet α (smaller: clients differ more)")
     axis.set_ylabel(f"test accuracy after {rounds} rounds")
-    axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False)
+    finish(axis)
     figure.suptitle(f"Figure 5: Fashion-MNIST, mean and standard deviation of {seeds} seeds", fontsize=11)
     data_out = {"accuracy": {label: {f"{a:g}": ends[label][a] for a in alphas} for label in LABELS}, "curves": curves}
-    choices = [*CHOICES, "settings are searched anew for every α", *notes, *([QUICK_CHOICE] if context.quick else [])]
+    choices = [*CHOICES, "settings are searched anew for every α", *notes]
     settings = {"dataset": "fashion-mnist", "clients": 300, "alphas": list(alphas), "rounds": rounds}
-    return ItemResult(settings, list(SEEDS[:seeds]), data_out, figure, choices)
+    return ItemResult(settings, list(setup.SEEDS[:seeds]), data_out, figure, choices)
 
 
 def judge(data: Mapping[str, Any]) -> Findings:
@@ -123,4 +103,4 @@ def _spread(ends: Mapping[str, Mapping[float, list[float]]], seeds: int) -> Verd
     )
 
 
-ITEMS = (Item("fig5", "accuracy after 50 rounds against α on Fashion-MNIST", figure5, judge),)
+FIGURE5 = Item("fig5", "accuracy after 50 rounds against α on Fashion-MNIST", figure5, judge)

@@ -11,11 +11,11 @@ import torch
 from matplotlib.figure import Figure
 
 from ntkfl_experiments.paper.analysis import ALPHA, CHOICES, DELTA, Cell, available, settings, unit_inputs, work
-from ntkfl_experiments.paper.axes import BLACK, BLUE, GREEN, ORANGE, PINK, finish, panels
-from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict
-from ntkfl_experiments.theory import draw, flips, flips_concentrated, flips_everywhere, in_span
-from ntkfl_experiments.theory.bounds import FLIP
+from ntkfl_experiments.paper.axes import BLACK, BLUE, GREEN, ORANGE, PINK, curve, finish, panels, pick, values
+from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict, crossed
+from ntkfl_experiments.theory.bounds import FLIP, flips, flips_concentrated, flips_everywhere
 from ntkfl_experiments.theory.dynamics import descended, flipped, furthest_move, within_reach
+from ntkfl_experiments.theory.two_layer import draw, in_span
 
 
 def inputs(key: Mapping[str, Any]) -> torch.Tensor:
@@ -33,18 +33,14 @@ def count(key: Mapping[str, Any]) -> Cell:
         "everywhere": flips_everywhere(width, radius, ALPHA, DELTA, len(x)),
         "concentrated": flips_concentrated(width, radius, ALPHA, DELTA, len(x)),
     }
-    means, most, first = [], [], []
-    for seed in range(key["draws"]):
-        sizes = within_reach(draw(width, x.shape[1], seed), x, radius).double()
-        means.append(float(sizes.mean()))
-        most.append(float(sizes.max()))
-        first.append(float(sizes[0]))
+    sizes = [within_reach(draw(width, x.shape[1], seed), x, radius).double() for seed in range(key["draws"])]
+    most = [float(own.max()) for own in sizes]
     return {
-        "mean": statistics.fmean(means),
+        "mean": statistics.fmean(float(own.mean()) for own in sizes),
         "most": statistics.fmean(most),
         "expected": width * math.erf(radius / (ALPHA * math.sqrt(2))),
         "bounds": bounds,
-        "one": statistics.fmean(s <= bounds["printed"] for s in first),
+        "one": statistics.fmean(float(own[0]) <= bounds["printed"] for own in sizes),
         "all": {name: statistics.fmean(s <= bound for s in most) for name, bound in bounds.items()},
     }
 
@@ -69,53 +65,33 @@ def run(context: Context) -> ItemResult:
     draws = 200 if quick else 1000
     widths = [64, 1024] if quick else [64, 256, 1024, 4096]
     radii = [1e-4, 1e-3, 1e-2, 1e-1]
-    common = {"pictures": 0, "draws": draws // 4}
-    grid = [{**common, "dataset": name, "samples": 50, "width": w, "radius": r} for w in widths for r in radii]
-    # R so small that the bound is just below one neuron: then a single flip anywhere breaks it.
-    sizes = [1, 3, 10, 30, 100]
-    tight = [
-        {
-            "pictures": 0,
-            "draws": draws,
-            "dataset": k,
-            "samples": s,
-            "width": w,
-            "radius": 0.99 * DELTA * ALPHA / (FLIP * w),
-        }
-        for k in ("orthonormal", name)
-        for w in widths[:2]
-        for s in sizes
-    ]
-    trained = [
-        {"dataset": name, "samples": 50, "width": w, "pictures": s, "lr": 1.0, "steps": 100 if quick else 300}
-        for w in widths
-        for s in range(3)
-    ]
+    grid = crossed({"width": widths, "radius": radii}, dataset=name, samples=50, pictures=0, draws=draws // 4)
+    tight = crossed(
+        {"dataset": ("orthonormal", name), "width": widths[:2], "samples": [1, 3, 10, 30, 100]}, pictures=0, draws=draws
+    )
+    for key in tight:  # R so small that the bound is just below one neuron: then a single flip anywhere breaks it
+        key["radius"] = 0.99 * DELTA * ALPHA / (FLIP * key["width"])
+    steps = 100 if quick else 300
+    trained = crossed({"width": widths, "pictures": range(3)}, dataset=name, samples=50, lr=1.0, steps=steps)
     data = {
         "grid": work(context, "flips by radius", grid, count),
         "tight": work(context, "flips where the bound is below one", tight, count),
         "trained": work(context, "flips in training", trained, train),
     }
-    return ItemResult(
-        settings(dataset=name, alpha=ALPHA, widths=widths, radii=radii, randomness=draws),
-        list(range(3)),
-        data,
-        picture(data),
-        CHOICES,
-    )
+    about = settings(dataset=name, alpha=ALPHA, widths=widths, radii=radii, randomness=draws)
+    return ItemResult(about, list(range(3)), data, picture(data), CHOICES)
 
 
 def judge(data: Mapping[str, list[Cell]]) -> Findings:
     grid, tight, trained = data["grid"], data["tight"], data["trained"]
-    cells = [*grid, *tight]
-    tightest = statistics.fmean(c["one"] for c in tight)
-    noise = 3 * math.sqrt(DELTA * (1 - DELTA) / sum(c["draws"] for c in tight))
-    several = [c for c in cells if c["samples"] > 1]
+    draws = sum(c["draws"] for c in tight)
+    noise = 3 * math.sqrt(DELTA * (1 - DELTA) / draws)
+    several = [c["all"] for c in [*grid, *tight] if c["samples"] > 1]
     off = [abs(c["mean"] / c["expected"] - 1) for c in grid if c["expected"] * c["draws"] > 100]
     loose = [c["bounds"]["printed"] / c["mean"] for c in grid if c["mean"] > 0]
     worst = min(tight, key=lambda c: c["all"]["printed"])
     real = min((c for c in tight if c["dataset"] != "orthonormal"), key=lambda c: c["all"]["printed"])
-    flown = [c for c in trained if c["flipped"] > c["printed"]]
+    below = sum(c["flipped"] <= c["printed"] for c in trained)
     return [
         Verdict(
             "Lemma 1: S_i has at most √(2/π) n R/(δα) neurons, for all i",
@@ -130,18 +106,18 @@ def judge(data: Mapping[str, list[Cell]]) -> Findings:
     ], [
         Beside(
             "Lemma 1 for one input",
-            f"holds in {tightest:.1%} of {sum(c['draws'] for c in tight):,} draws where it is tightest, "
+            f"holds in {statistics.fmean(c['one'] for c in tight):.1%} of {draws:,} draws where it is tightest, "
             f"{min(c['one'] for c in grid):.1%} elsewhere, where it is {min(loose):.0f} to {max(loose):.0f} times the "
             f"mean size of S_i; that is within {max(off):.1%} of n·erf(R/√2α)",
         ),
         Beside(
             "Lemma 1 for all i, with a union (N times the bound) or by Hoeffding",
-            f"{min(c['all']['everywhere'] for c in several):.1%} and "
-            f"{min(c['all']['concentrated'] for c in several):.1%} of draws at worst (N > 1)",
+            f"{min(held['everywhere'] for held in several):.1%} and "
+            f"{min(held['concentrated'] for held in several):.1%} of draws at worst (N > 1)",
         ),
         Beside(
             "activations that training flips, against Lemma 1 at the distance moved",
-            f"below it in {len(trained) - len(flown)} of {len(trained)} runs; up to "
+            f"below it in {below} of {len(trained)} runs; up to "
             f"{max(c['flipped'] / c['width'] for c in trained):.0%} of neurons flip, "
             f"{max(c['flipped'] / c['reachable'] for c in trained):.0%} of those in reach; in "
             f"{sum(c['printed'] >= c['width'] for c in trained)} of {len(trained)} runs the bound is above n",
@@ -150,42 +126,30 @@ def judge(data: Mapping[str, list[Cell]]) -> Findings:
 
 
 def picture(data: Mapping[str, list[Cell]]) -> Figure:
-    figure, axes = panels(2, "Lemma 1: activations that a move of R can flip")
-    width = max(c["width"] for c in data["grid"])
-    grid = [c for c in data["grid"] if c["width"] == width]
+    figure, (left, right) = panels(2, "Lemma 1: activations that a move of R can flip")
+    width = max(values(data["grid"], "width"))
+    grid = pick(data["grid"], width=width)
     radii = [c["radius"] for c in grid]
-    axes[0].plot(radii, [c["mean"] / width for c in grid], "-o", color=BLUE, label="|S_i|/n, mean over i", markersize=4)
-    axes[0].plot(radii, [c["most"] / width for c in grid], "-o", color=GREEN, label="|S_i|/n, largest", markersize=4)
-    names = {
-        "printed": ("--", ORANGE, "printed"),
-        "concentrated": ("-.", BLACK, "all i, Hoeffding"),
-        "everywhere": (":", PINK, "all i, union"),
-    }
-    for kind, (style, colour, label) in names.items():
-        axes[0].plot(radii, [c["bounds"][kind] / width for c in grid], style, color=colour, label=f"bound, {label}")
-    axes[0].axhline(1, color="#999999", linewidth=0.8)
-    finish(axes[0], f"n = {width:,}, N = {grid[0]['samples']} pictures", "R", "fraction of neurons")
-    for kind, colour in zip(sorted({c["dataset"] for c in data["tight"]}), (BLUE, ORANGE), strict=True):
-        for w, style in zip(sorted({c["width"] for c in data["tight"]}), ("-o", "--s"), strict=True):
-            cells = [c for c in data["tight"] if (c["dataset"], c["width"]) == (kind, w)]
-            axes[1].plot(
-                [c["samples"] for c in cells],
-                [1 - c["all"]["printed"] for c in cells],
-                style,
-                color=colour,
-                label=f"{kind}, n = {w}",
-                markersize=4,
-            )
-    axes[1].axhline(DELTA, color=BLACK, linestyle=":", label="δ")
-    axes[1].set_ylim(0, 1.02)
-    finish(
-        axes[1],
-        "R at which the printed bound is 0.99 neurons",
-        "inputs N",
-        "draws that break the bound for some i",
-        logy=False,
-    )
+    curve(left, radii, [c["mean"] / width for c in grid], "-o", BLUE, "|S_i|/n, mean over i")
+    curve(left, radii, [c["most"] / width for c in grid], "-o", GREEN, "|S_i|/n, largest")
+    for kind, style, colour, label in (
+        ("printed", "--", ORANGE, "printed"),
+        ("concentrated", "-.", BLACK, "all i, Hoeffding"),
+        ("everywhere", ":", PINK, "all i, union"),
+    ):
+        curve(left, radii, [c["bounds"][kind] / width for c in grid], style, colour, f"bound, {label}")
+    left.axhline(1, color="#999999", linewidth=0.8)
+    finish(left, f"n = {width:,}, N = {grid[0]['samples']} pictures", "R", "fraction of neurons")
+    for kind, colour in zip(values(data["tight"], "dataset"), (BLUE, ORANGE), strict=True):
+        for w, style in zip(values(data["tight"], "width"), ("-o", "--s"), strict=True):
+            cells = pick(data["tight"], dataset=kind, width=w)
+            broken = [1 - c["all"]["printed"] for c in cells]
+            curve(right, [c["samples"] for c in cells], broken, style, colour, f"{kind}, n = {w}")
+    right.axhline(DELTA, color=BLACK, linestyle=":", label="δ")
+    right.set_ylim(0, 1.02)
+    title = "R at which the printed bound is 0.99 neurons"
+    finish(right, title, "inputs N", "draws that break the bound for some i", logy=False)
     return figure
 
 
-ITEMS = (Item("lemma1", "Lemma 1: how many activations flip", run, judge),)
+LEMMA1 = Item("lemma1", "Lemma 1: how many activations flip", run, judge)

@@ -12,18 +12,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ntkfl_experiments.paper.analysis import ALPHA, CHOICES, DELTA, Cell, available, settings, unit_inputs, work
-from ntkfl_experiments.paper.axes import BLACK, BLUE, GREEN, ORANGE, PINK, finish, panels
-from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict
-from ntkfl_experiments.theory import (
-    draw,
-    in_span,
-    kernel_drift,
-    kernel_drift_moment,
-    kernel_drift_summed,
-    spectral_norm,
-)
-from ntkfl_experiments.theory.bounds import FLIP
+from ntkfl_experiments.paper.axes import BLACK, BLUE, GREEN, ORANGE, PINK, curve, finish, panels, pick, values
+from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict, crossed
+from ntkfl_experiments.theory.bounds import FLIP, kernel_drift, kernel_drift_moment, kernel_drift_summed
 from ntkfl_experiments.theory.dynamics import descend, flip_nearest, furthest_move
+from ntkfl_experiments.theory.two_layer import draw, in_span, spectral_norm
 
 
 def bounds(width: int, samples: int, radius: float) -> dict[str, float]:
@@ -78,41 +71,26 @@ def run(context: Context) -> ItemResult:
     samples, seeds = (50, range(2)) if quick else (100, range(5))
     widths = [64, 512] if quick else [64, 256, 1024, 4096]
     steps = [1, 10, 100] if quick else [1, 10, 100, 300]
-    trained = [
-        {"dataset": name, "samples": samples, "width": w, "seed": s, "lr": 1.0, "steps": steps}
-        for w in widths
-        for s in seeds
-    ]
-    radii = [1e-4, 1e-3, 1e-2, 1e-1]
-    reached = [
-        {"dataset": name, "samples": samples, "width": w, "radius": r, "draws": 20 if quick else 50}
-        for w in widths
-        for r in radii
-    ]
-    # A radius for which one flip of one neuron, √(N/8)/n in norm, exceeds the printed bound.
+    radii, draws = [1e-4, 1e-3, 1e-2, 1e-1], (20, 200) if quick else (50, 400)
+    trained = crossed({"width": widths, "seed": seeds}, dataset=name, samples=samples, lr=1.0, steps=steps)
+    reached = crossed({"width": widths, "radius": radii}, dataset=name, samples=samples, draws=draws[0])
     many = [50, 300] if quick else [50, 200, 500]
-    breaking = [
-        {"dataset": "alike", "samples": s, "width": w, "draws": 200 if quick else 400,
-         "radius": 0.7 * math.sqrt(s / 8) / w * DELTA * ALPHA / (2 * FLIP * s)}
-        for w in (1, 16)
-        for s in many
-    ]  # fmt: skip
+    breaking = crossed({"width": (1, 16), "samples": many}, dataset="alike", draws=draws[1])
+    for key in breaking:  # a radius for which one flip of one neuron, √(N/8)/n in norm, exceeds the printed bound
+        N, n = key["samples"], key["width"]
+        key["radius"] = 0.7 * math.sqrt(N / 8) / n * DELTA * ALPHA / (2 * FLIP * N)
     data = {
         "trained": work(context, "drift in training", trained, train),
         "reached": work(context, "drift by an adversary", reached, attack),
         "breaking": work(context, "drift against the printed bound", breaking, attack),
     }
-    return ItemResult(
-        settings(dataset=name, alpha=ALPHA, samples=samples, widths=widths, steps=steps, lr=1.0, radii=radii),
-        list(seeds),
-        data,
-        picture(data),
-        [
-            *CHOICES,
-            "the adversary moves every neuron just across the boundary of its nearest input, if that is within R",
-            "the counterexample has inputs whose products are all 1/2",
-        ],
-    )
+    about = settings(dataset=name, alpha=ALPHA, samples=samples, widths=widths, steps=steps, lr=1.0, radii=radii)
+    choices = [
+        *CHOICES,
+        "the adversary moves every neuron just across the boundary of its nearest input, if that is within R",
+        "the counterexample has inputs whose products are all 1/2",
+    ]
+    return ItemResult(about, list(seeds), data, picture(data), choices)
 
 
 def judge(data: Mapping[str, list[Cell]]) -> Findings:
@@ -123,7 +101,6 @@ def judge(data: Mapping[str, list[Cell]]) -> Findings:
         for c in trained
         for d, r in zip(c["drift"], c["radius"], strict=True)
     ]
-    useful = [(d, b) for d, b, norm in pairs if b < norm]
     room = [b / d for d, b, _ in pairs if d > 0]
     worst = min(breaking, key=lambda c: c["held"]["printed"])
     return [
@@ -141,7 +118,7 @@ def judge(data: Mapping[str, list[Cell]]) -> Findings:
         Beside(
             "Lemma 3 in training",
             f"holds at {sum(d <= b for d, b, _ in pairs)} of {len(pairs)} points, {min(room):.0f} to {max(room):,.0f} "
-            f"times the drift; at {len(pairs) - len(useful)} of them it is above ‖H‖₂ itself",
+            f"times the drift; at {sum(b >= norm for _, b, norm in pairs)} of them it is above ‖H‖₂ itself",
         ),
         Beside(
             "Lemma 3 for an adversary who moves every neuron by at most R, on pictures",
@@ -157,40 +134,33 @@ def judge(data: Mapping[str, list[Cell]]) -> Findings:
 
 
 def picture(data: Mapping[str, list[Cell]]) -> Figure:
-    figure, axes = panels(2, "Lemma 3: the kernel's drift")
+    figure, (left, right) = panels(2, "Lemma 3: the kernel's drift")
     cells = data["trained"]
-    for width, colour in zip(sorted({c["width"] for c in cells}), (BLUE, GREEN, PINK, ORANGE), strict=False):
-        chosen = [c for c in cells if c["width"] == width]
+    for width, colour in zip(values(cells, "width"), (BLUE, GREEN, PINK, ORANGE), strict=False):
+        chosen = pick(cells, width=width)
         points = [(r, d) for c in chosen for r, d in zip(c["radius"], c["drift"], strict=True) if d > 0]
-        axes[0].plot(*zip(*points, strict=True), "o", color=colour, label=f"training, n = {width:,}", markersize=4)
-    width = max(c["width"] for c in data["reached"])
-    reached = [c for c in data["reached"] if c["width"] == width and c["drift"] > 0]
+        curve(left, [r for r, _ in points], [d for _, d in points], "o", colour, f"training, n = {width:,}")
+    width = max(values(data["reached"], "width"))
+    reached = [c for c in pick(data["reached"], width=width) if c["drift"] > 0]
     radii = [c["radius"] for c in reached]
-    axes[0].plot(
-        radii, [c["drift"] for c in reached], "-s", color="#555555", label=f"adversary, n = {width:,}", markersize=4
-    )
+    curve(left, radii, [c["drift"] for c in reached], "-s", "#555555", f"adversary, n = {width:,}")
     for kind, style, label in (
         ("printed", "--", "printed"),
         ("moment", "-.", "second moment"),
         ("summed", ":", "sum of entries"),
     ):
-        axes[0].plot(radii, [c["bounds"][kind] for c in reached], style, color=BLACK, label=f"bound, {label}")
-    axes[0].axhline(statistics.median(c["norm"] for c in cells), color="#999999", linewidth=0.8, label="‖H‖₂")
-    finish(axes[0], f"N = {cells[0]['samples']} pictures", "R = max ‖v_r(t) − v_r‖", "‖H(t) − H‖₂")
-    for width, style in zip(sorted({c["width"] for c in data["breaking"]}), ("-o", "--s"), strict=True):
-        chosen = [c for c in data["breaking"] if c["width"] == width]
+        curve(left, radii, [c["bounds"][kind] for c in reached], style, BLACK, f"bound, {label}")
+    left.axhline(statistics.median(c["norm"] for c in cells), color="#999999", linewidth=0.8, label="‖H‖₂")
+    finish(left, f"N = {cells[0]['samples']} pictures", "R = max ‖v_r(t) − v_r‖", "‖H(t) − H‖₂")
+    for width, style in zip(values(data["breaking"], "width"), ("-o", "--s"), strict=True):
+        chosen = pick(data["breaking"], width=width)
         for kind, colour, label in (("printed", ORANGE, "printed"), ("moment", BLUE, "second moment")):
-            axes[1].plot(
-                [c["samples"] for c in chosen],
-                [1 - c["held"][kind] for c in chosen],
-                style,
-                color=colour,
-                label=f"{label}, n = {width}",
-            )
-    axes[1].axhline(DELTA, color=BLACK, linestyle=":", label="δ")
-    axes[1].set_ylim(-0.02, 0.52)
-    finish(axes[1], "inputs with products 1/2, small R", "inputs N", "draws that break the bound", logy=False)
+            broken = [1 - c["held"][kind] for c in chosen]
+            right.plot([c["samples"] for c in chosen], broken, style, color=colour, label=f"{label}, n = {width}")
+    right.axhline(DELTA, color=BLACK, linestyle=":", label="δ")
+    right.set_ylim(-0.02, 0.52)
+    finish(right, "inputs with products 1/2, small R", "inputs N", "draws that break the bound", logy=False)
     return figure
 
 
-ITEMS = (Item("lemma3", "Lemma 3: how far the kernel drifts", run, judge),)
+LEMMA3 = Item("lemma3", "Lemma 3: how far the kernel drifts", run, judge)

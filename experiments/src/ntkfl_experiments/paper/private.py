@@ -10,22 +10,11 @@ from matplotlib.figure import Figure
 
 from ntkfl.compare.spec import Entry
 from ntkfl.privacy.settings import Privacy
+from ntkfl_experiments.paper import settings as setup
 from ntkfl_experiments.paper.curves import times_fewer
 from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict
-from ntkfl_experiments.paper.learning import draw_rows, kept
-from ntkfl_experiments.paper.settings import (
-    CHOICES,
-    FEDAVG,
-    LABELLED,
-    PAPER,
-    QUICK_CHOICE,
-    SEEDS,
-    available,
-    comparison,
-    entry,
-    fashion,
-    grid_of,
-)
+from ntkfl_experiments.paper.learning import draw_curves, kept
+from ntkfl_experiments.paper.settings import CHOICES, FEDAVG, PAPER
 
 # Shuffling permutes rows and changes no weight (a test shows it), so Figure 6 leaves out the sealing it costs.
 PRESET: dict[str, Any] = {"name": "cp-ntk-fl"}
@@ -37,9 +26,9 @@ STAGED_CHOICE = (
 STAGED = "CP-NTK-FL (paper)"
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "CP-NTK-FL (ours)": (PRESET, {"shuffle": False}),
-    STAGED: (LABELLED[PAPER], STAGES | {"shuffle": False}),
+    STAGED: (setup.LABELLED[PAPER], STAGES | {"shuffle": False}),
 }
-TABLE1 = {"CP-NTK-FL": (26, 386.0), "FedCOM": (250, 379.0), "QSGD, 4 bit": (614, 465.0), FEDAVG: (284, 1720.0)}
+TABLE = {"CP-NTK-FL": (26, 386.0), "FedCOM": (250, 379.0), "QSGD, 4 bit": (614, 465.0), FEDAVG: (284, 1720.0)}
 TARGET = 0.85
 
 
@@ -48,18 +37,17 @@ def figure6(context: Context) -> ItemResult:
     rates: tuple[float, ...] = (0.1, 0.5) if context.quick else (0.1, 0.2, 0.3, 0.5)
     dims: tuple[int, ...] = (50, 200) if context.quick else (50, 100, 200, 400)
     rounds, seeds = (5, 1) if context.quick else (10, 5)
-    name, data, notes = available(context, *fashion(0.1))
+    name, data, notes = setup.available(context, *setup.fashion(0.1))
     if data.dataset == "digits":
         dims = tuple(d // 10 for d in dims)
     entries = [
         Entry(
-            label=_name(variant, rate, dim), method=method, grid=grid_of(method, context.quick),
+            label=_name(variant, rate, dim), method=method, grid=setup.grid_of(method, context.quick),
             privacy=Privacy(**privacy, subsample_rate=rate, projected_dim=dim),
         )
         for variant, (method, privacy) in VARIANTS.items() for rate in rates for dim in dims
     ]  # fmt: skip
-    with context.pool() as pool:
-        rows, searches = context.compare(comparison(name, context, data, entries, rounds=rounds, seeds=seeds), pool)
+    rows, searches = context.compare(setup.comparison(name, context, data, entries, rounds=rounds, seeds=seeds))
     chosen = {label: found["chosen"] for label, found in searches.items() if found["searched"]}
     at = {row.label: [100 * curve[-1] for curve in row.accuracy] for row in rows}
     grids = {
@@ -72,15 +60,10 @@ def figure6(context: Context) -> ItemResult:
         "sparsity 0.97 with 8-bit values; rows not sealed and shuffled, which changes no weight",
         STAGED_CHOICE,
         "CP-NTK-FL (ours): the preset `cp-ntk-fl`",
-        *notes, *([QUICK_CHOICE] if context.quick else []),
+        *notes,
     ]  # fmt: skip
-    return ItemResult(
-        settings,
-        list(SEEDS[:seeds]),
-        {"accuracy": at, "mean": grids, "chosen": chosen},
-        _heat(grids, rates, dims),
-        choices,
-    )
+    found = {"accuracy": at, "mean": grids, "chosen": chosen}
+    return ItemResult(settings, list(setup.SEEDS[:seeds]), found, _heat(grids, rates, dims), choices)
 
 
 def _name(variant: str, rate: float, dim: int) -> str:
@@ -142,36 +125,34 @@ def _heat(grids: dict[str, list[list[float]]], rates: tuple[float, ...], dims: t
 def table1(context: Context) -> ItemResult:
     """Rounds and MiB of uplink to 85 %, off the encoded messages: CP-NTK-FL sealed, framed and shuffled."""
     seeds = 1 if context.quick else 5
-    name, data, notes = available(context, *fashion(0.1))
+    name, data, notes = setup.available(context, *setup.fashion(0.1))
     short = {"projected_dim": 20} if data.dataset == "digits" else {}
     longest = (lambda full: 8) if context.quick else (lambda full: full)
     stages = STAGES | {"shuffle": True, "subsample_rate": 0.3, "projected_dim": 200} | short
     entries = [
         Entry(label="CP-NTK-FL", method=PRESET, privacy=Privacy(**short), rounds=longest(30), stop_at=TARGET),
-        entry(STAGED, context, rounds=longest(40), privacy=stages, like=PAPER).model_copy(update={"stop_at": TARGET}),
+        setup.entry(STAGED, context, longest(40), stages, like=PAPER, stop_at=TARGET),
         *(
-            entry(label, context, rounds=longest(rounds)).model_copy(update={"stop_at": TARGET})
+            setup.entry(label, context, longest(rounds), stop_at=TARGET)
             for label, rounds in (("FedCOM", 400), ("QSGD, 4 bit", 800), (FEDAVG, 400))
         ),
     ]
-    with context.pool() as pool:
-        rows, searches = context.compare(
-            comparison(name, context, data, entries, rounds=40, seeds=seeds, targets=(TARGET,)), pool
-        )
-    at = {row.label: row for row in rows}
+    compared = setup.comparison(name, context, data, entries, rounds=40, seeds=seeds, targets=(TARGET,))
+    rows, searches = context.compare(compared)
+    curves = kept(rows, searches)
     table = {
-        label: {
-            "paper": TABLE1.get(label),
+        row.label: {
+            "paper": TABLE.get(row.label),
             "longest": row.length,
             "rounds": row.reached[0].rounds,
             "uplink_mib": row.reached[0].uplink_mib,
             "downlink_mib": row.reached[0].downlink_mib,
         }
-        for label, row in at.items()
+        for row in rows
     }
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     axis = figure.subplots()
-    draw_rows(axis, rows)
+    draw_curves(axis, curves)
     axis.set_xscale("log")
     axis.axhline(TARGET, color="#999999", linewidth=0.8, linestyle=":")
     figure.suptitle(f"Table 1: the runs to {TARGET:.0%}, Fashion-MNIST, α = 0.1", fontsize=11)
@@ -185,10 +166,9 @@ def table1(context: Context) -> ItemResult:
         "CP-NTK-FL: the preset `cp-ntk-fl` (d1' = 200, β = 0.3; smooth projection, top-k 0.97, 8-bit values)",
         STAGED_CHOICE,
         "MiB of encoded messages, seals and frames included; the paper's MB are MiB of the numbers alone",
-        CHOICES[2], *notes, *([QUICK_CHOICE] if context.quick else []),
+        CHOICES[2], *notes,
     ]  # fmt: skip
-    data_out = {"table": table, "curves": kept(rows, searches)}
-    return ItemResult(settings, list(SEEDS[:seeds]), data_out, figure, choices)
+    return ItemResult(settings, list(setup.SEEDS[:seeds]), {"table": table, "curves": curves}, figure, choices)
 
 
 def judge_table1(data: Mapping[str, Any]) -> Findings:
@@ -217,7 +197,7 @@ def judge_table1(data: Mapping[str, Any]) -> Findings:
             "CP-NTK-FL reaches 85 % in 26 rounds",
             "Table 1: 26 rounds",
             f"with the paper's choices {_text(rounds[STAGED])}; {preset}",
-            arrived and statistics.mean(there) <= TABLE1["CP-NTK-FL"][0],
+            arrived and statistics.mean(there) <= TABLE["CP-NTK-FL"][0],
             "judged by the paper's choices",
             f"{_text(rounds[STAGED])}; {preset}",
         ),
@@ -242,7 +222,7 @@ def judge_table1(data: Mapping[str, Any]) -> Findings:
         ),
     ]
     beside = [
-        Beside(f"{label}: rounds to 85 % here, and in Table 1", f"{_text(rounds[label])}; {TABLE1[label][0]}")
+        Beside(f"{label}: rounds to 85 % here, and in Table 1", f"{_text(rounds[label])}; {TABLE[label][0]}")
         for label in others
     ]
     return claims, beside
@@ -284,7 +264,5 @@ def _text(rounds: Sequence[int | None]) -> str:
     return f"{statistics.mean(there):.1f} ({min(there)} to {max(there)})"
 
 
-ITEMS = (
-    Item("fig6", "CP-NTK-FL's accuracy over sampling rate and projected dimension", figure6, judge_figure6),
-    Item("table1", "rounds and uplink to 85 %: CP-NTK-FL, FedCOM, QSGD, FedAvg", table1, judge_table1),
-)
+FIGURE6 = Item("fig6", "CP-NTK-FL's accuracy over sampling rate and projected dimension", figure6, judge_figure6)
+TABLE1 = Item("table1", "rounds and uplink to 85 %: CP-NTK-FL, FedCOM, QSGD, FedAvg", table1, judge_table1)

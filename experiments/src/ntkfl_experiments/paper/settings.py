@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from ntkfl.compare.spec import Comparison, Entry, Search
+from ntkfl.data import load
+from ntkfl.errors import DataError
 from ntkfl.federation.config import DataConfig
 from ntkfl.privacy.settings import Privacy
 from ntkfl.tangent import PAPER_STEPS
@@ -58,10 +60,11 @@ def entry(
     label: str, context: Context, rounds: int | None = None, privacy: dict[str, Any] | None = None, **more: Any
 ) -> Entry:
     """One curve of the paper, with the grid it searches; `more` are options beside those the label stands for."""
-    name = more.pop("like", label)
+    name, stop_at = more.pop("like", label), more.pop("stop_at", None)
     method = LABELLED[name] | more
     grid = grid_of(method, context.quick)
-    return Entry(label=label, method=method, privacy=Privacy(**privacy or {}), grid=grid, rounds=rounds)
+    privacy_ = Privacy(**privacy or {})
+    return Entry(label=label, method=method, privacy=privacy_, grid=grid, rounds=rounds, stop_at=stop_at)
 
 
 def grid_of(method: dict[str, Any], quick: bool) -> dict[str, tuple[float, ...]]:
@@ -95,20 +98,14 @@ def fashion(alpha: float) -> tuple[str, DataConfig]:
 
 
 def available(context: Context, name: str, data: DataConfig) -> tuple[str, DataConfig, list[str]]:
-    """These data; in a quick run where they cannot be downloaded, the built-in digits, and a line that says so."""
-    from ntkfl.data import load
-    from ntkfl.errors import DataError
-
+    """These data, and what is to be said of them: a quick run takes the built-in digits where it cannot download."""
+    looked = [QUICK_CHOICE] if context.quick else []
     try:
         load(data.dataset)
     except DataError:
         if not context.quick:
             raise
-        context.show.line(f"{data.dataset} could not be downloaded: the built-in digits serve instead")
-        digits = DataConfig(dataset="digits", clients=60, alpha=data.alpha)
-        return (
-            f"digits-{data.alpha:g}",
-            digits,
-            [f"the built-in digits, 60 clients: {data.dataset} could not be downloaded"],
-        )
-    return name, data, []
+        context.console.print(f"{data.dataset} could not be downloaded: the built-in digits serve instead")
+        said = [f"the built-in digits, 60 clients: {data.dataset} could not be downloaded"]
+        return f"digits-{data.alpha:g}", DataConfig(dataset="digits", clients=60, alpha=data.alpha), said + looked
+    return name, data, looked

@@ -15,20 +15,13 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from ntkfl_experiments.paper import axes
 from ntkfl_experiments.paper.analysis import ALPHA, CHOICES, DELTA, Cell, available, finite, settings, unit_inputs, work
-from ntkfl_experiments.paper.axes import BLACK, BLUE, GREEN, ORANGE, PINK, YELLOW, band, finish, panels
-from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict
-from ntkfl_experiments.theory import (
-    descent_factor,
-    draw,
-    in_span,
-    limit_kernel,
-    proof_factor,
-    requirements,
-    sampled_kernel,
-    smallest_eigenvalue,
-)
+from ntkfl_experiments.paper.axes import BLACK, BLUE, GREEN, ORANGE, PINK, YELLOW, curve, pick, values
+from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict, crossed
+from ntkfl_experiments.theory.decay import descent_factor, proof_factor, requirements
 from ntkfl_experiments.theory.dynamics import descend, evolved, furthest_move, squared_residual
+from ntkfl_experiments.theory.two_layer import draw, in_span, limit_kernel, sampled_kernel, smallest_eigenvalue
 
 EXPONENTS = (0.03, 0.1, 0.3, 1, 3, 10, 25)  # of e in the bound: steps at which it is e^{−0.03} … e^{−25}
 WIDEST = 400_000  # neurons in the span of the inputs; the width asked for is reported where it is more
@@ -89,39 +82,30 @@ def sampling_error(key: Mapping[str, Any]) -> dict[str, float]:
 def run(context: Context) -> ItemResult:
     name, quick = available("fashion-mnist"), context.quick
     small, draws = ([2, 4], 30) if quick else ([2, 4, 8], 100)
-    as_asked = {"dataset": name, "pictures": 0, "width": None, "lr": None, "steps": None}
-    asked = [
-        {**as_asked, "samples": n, "seed": s, "descend_to": 1000} for n in small for s in range(draws if n <= 4 else 10)
-    ]
+    theorems = {"dataset": name, "pictures": 0, "width": None, "lr": None, "steps": None, "descend_to": 1000}
+    asked = [key for key in crossed({"samples": small, "seed": range(draws)}, **theorems)
+             if key["samples"] <= 4 or key["seed"] < 10]  # fmt: skip
     steps = [1, 3, 10, 30, 100, 300] if quick else [1, 3, 10, 30, 100, 300, 1000]
     sizes, widths, seeds = ([50], [64, 512, 2048], 2) if quick else ([50, 100, 200], [64, 256, 1024, 4096], 3)
     common = {"dataset": name, "steps": steps, "descend_to": 1000}
-    draw_each = [{"pictures": s, "seed": s} for s in range(seeds)]
-    practical = [
-        {**common, **each, "samples": n, "width": w, "lr": 1.0} for n in sizes for w in widths for each in draw_each
-    ]
-    rates = [None, 0.1, 1.0, 10.0, 20.0, 40.0]
-    by_rate = [
-        {**common, **each, "samples": sizes[-1], "width": widths[-2], "lr": r} for r in rates for each in draw_each
-    ]
+    practical = crossed({"samples": sizes, "width": widths, "seed": range(seeds)}, lr=1.0, **common)
+    rates = {"lr": [None, 0.1, 1.0, 10.0, 20.0, 40.0], "seed": range(seeds)}
+    by_rate = crossed(rates, samples=sizes[-1], width=widths[-2], **common)
+    for key in (*practical, *by_rate):
+        key["pictures"] = key["seed"]
     counts = [1000, 10_000, 100_000] if quick else [1000, 10_000, 100_000, 1_000_000]
-    sampled = [{"dataset": name, "samples": 30, "pictures": 0, "seed": 0, "draws": d} for d in counts]
+    sampled = crossed({"draws": counts}, dataset=name, samples=30, pictures=0, seed=0)
     data = {
         "asked": work(context, "as the theorem asks", asked, measure),
         "practical": work(context, "widths and sizes", practical, measure),
         "rates": work(context, "learning rates", by_rate, measure),
         "sampled": work(context, "H_inf by sampling", sampled, sampling_error),
     }
-    return ItemResult(
-        settings(dataset=name, alpha=ALPHA, small=small, randomness=draws, samples=sizes, widths=widths, steps=steps),
-        list(range(seeds)),
-        data,
-        picture(data),
-        [
-            *CHOICES,
-            "the theorem's O(·) and Ω(·) get constants with which its proof goes through: `theory.requirements`",
-        ],
+    about = settings(
+        dataset=name, alpha=ALPHA, small=small, randomness=draws, samples=sizes, widths=widths, steps=steps
     )
+    constants = "the theorem's O(·) and Ω(·) get constants with which its proof goes through: `theory.requirements`"
+    return ItemResult(about, list(range(seeds)), data, picture(data), [*CHOICES, constants])
 
 
 def judge(data: Mapping[str, list[Cell]]) -> Findings:
@@ -248,43 +232,38 @@ def _elsewhere(data: Mapping[str, list[Cell]]) -> list[Beside]:
 
 
 def picture(data: Mapping[str, list[Cell]]) -> Figure:
-    figure, axes = panels(3, "Theorem 1: how fast the squared residual falls")
+    figure, (asked, practical, by_rate) = axes.panels(3, "Theorem 1: how fast the squared residual falls")
     names = [("linearised", BLUE, "linearised"), ("network", ORANGE, "network at the NTK weights")]
-    size = max(c["samples"] for c in data["asked"] if c["samples"] <= 4)
-    runs = [c for c in data["asked"] if c["samples"] == size]
-    steps = runs[0]["steps"]
+    size = max(n for n in values(data["asked"], "samples") if n <= 4)
+    runs = pick(data["asked"], samples=size)
+    steps, shown = runs[0]["steps"], len(runs[0]["descent"])
     for kind, colour, label in names:
-        band(axes[0], steps, [[max(v, 1e-16) for v in c[kind]] for c in runs], colour, label)
-    shown = len(runs[0]["descent"])
-    band(axes[0], steps[:shown], [c["descent"] for c in runs], YELLOW, "gradient descent")
-    axes[0].plot(steps, runs[0]["bound"], "--", color=BLACK, label="bound")
-    axes[0].set_ylim(bottom=1e-13)
-    finish(axes[0], f"as asked for: N = {size}, width {runs[0]['width']:,}", "steps t", "‖f − y‖², relative")
-    width = max(c["width"] for c in data["practical"])
-    for size, colour in zip(sorted({c["samples"] for c in data["practical"]}), (BLUE, GREEN, PINK), strict=False):
-        runs = [c for c in data["practical"] if c["samples"] == size and c["width"] == width]
-        band(axes[1], runs[0]["steps"], [c["network"] for c in runs], colour, f"NTK weights, N = {size}")
+        axes.band(asked, steps, [[max(v, 1e-16) for v in c[kind]] for c in runs], colour, label)
+    axes.band(asked, steps[:shown], [c["descent"] for c in runs], YELLOW, "gradient descent")
+    curve(asked, steps, runs[0]["bound"], "--", BLACK, "bound")
+    asked.set_ylim(bottom=1e-13)
+    axes.finish(asked, f"as asked for: N = {size}, width {runs[0]['width']:,}", "steps t", "‖f − y‖², relative")
+    width = max(values(data["practical"], "width"))
+    for size, colour in zip(values(data["practical"], "samples"), (BLUE, GREEN, PINK), strict=False):
+        runs = pick(data["practical"], samples=size, width=width)
+        axes.band(practical, runs[0]["steps"], [c["network"] for c in runs], colour, f"NTK weights, N = {size}")
         for kind, style in (("descent", ":"), ("bound", "--")):
-            values = _medians([c[kind] for c in runs])
-            axes[1].plot(runs[0]["steps"][: len(values)], values, style, color=colour)
-    axes[1].plot([], [], ":", color=BLACK, label="gradient descent")
-    axes[1].plot([], [], "--", color=BLACK, label="bound")
-    finish(axes[1], f"width {width:,}, η = 1", "steps t", "‖f − y‖², relative")
+            middle = axes.medians([c[kind] for c in runs])
+            practical.plot(runs[0]["steps"][: len(middle)], middle, style, color=colour)
+    for style, label in ((":", "gradient descent"), ("--", "bound")):
+        practical.plot([], [], style, color=BLACK, label=label)
+    axes.finish(practical, f"width {width:,}, η = 1", "steps t", "‖f − y‖², relative")
     rates = sorted({c["lr"] for c in data["rates"]} - {c["asked_lr"] for c in data["rates"]})
     one = data["rates"][0]
     at = len(one["descent"]) - 1  # the last step that gradient descent was taken to
     for kind, colour, label in [*names, ("descent", YELLOW, "gradient descent"), ("bound", BLACK, "bound")]:
-        found = [[c[kind][at] for c in data["rates"] if c["lr"] == r and c[kind][at] is not None] for r in rates]
+        found = [[c[kind][at] for c in pick(data["rates"], lr=r) if c[kind][at] is not None] for r in rates]
         points = [(r, statistics.median(v)) for r, v in zip(rates, found, strict=True) if v]
-        axes[2].plot(
-            *zip(*points, strict=True), "--" if kind == "bound" else "-o", color=colour, label=label, markersize=4
-        )
-    finish(axes[2], f"after {one['steps'][at]} steps, N = {one['samples']}", "learning rate η", "‖f − y‖², relative")
+        style = "--" if kind == "bound" else "-o"
+        curve(by_rate, [r for r, _ in points], [v for _, v in points], style, colour, label)
+    title = f"after {one['steps'][at]} steps, N = {one['samples']}"
+    axes.finish(by_rate, title, "learning rate η", "‖f − y‖², relative")
     return figure
-
-
-def _medians(runs: Sequence[Sequence[float]]) -> list[float]:
-    return [statistics.median(v) for v in zip(*runs, strict=True)]
 
 
 def _inside(measured: float | None, bound: float) -> bool:
@@ -301,4 +280,4 @@ def _falls(values: Sequence[float]) -> bool:
     return all(b <= a * (1 + 1e-9) + 1e-28 for a, b in itertools.pairwise([1.0, *values]))
 
 
-ITEMS = (Item("theorem1", "Theorem 1: NTK-FL's residual falls by (1 − ηλ/2N)^t", run, judge),)
+THEOREM1 = Item("theorem1", "Theorem 1: NTK-FL's residual falls by (1 − ηλ/2N)^t", run, judge)

@@ -12,22 +12,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from ntkfl_experiments.paper.analysis import ALPHA, CHOICES, DELTA, Cell, available, settings, unit_inputs, work
-from ntkfl_experiments.paper.axes import BLACK, BLUE, GREEN, ORANGE, PINK, band, finish, panels
-from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict
-from ntkfl_experiments.theory import (
-    descent_factor,
-    draw,
-    fedavg_factor,
-    in_span,
-    limit_kernel,
-    requirements,
-    smallest_eigenvalue,
-)
+from ntkfl_experiments.paper.axes import BLACK, BLUE, GREEN, ORANGE, PINK, band, finish, medians, panels, pick, values
+from ntkfl_experiments.paper.item import Beside, Context, Findings, Item, ItemResult, Verdict, crossed
+from ntkfl_experiments.theory.decay import descent_factor, fedavg_factor, requirements
 from ntkfl_experiments.theory.dynamics import descended, evolved, federated_round, squared_residual
+from ntkfl_experiments.theory.two_layer import draw, in_span, limit_kernel, smallest_eigenvalue
 
 SPLITS = ("iid", "label")
 
@@ -92,38 +86,21 @@ def run(context: Context) -> ItemResult:
     cohorts = [2, 4, 10] if quick else [2, 5, 10, 20]
     locals_ = [1, 10, 50] if quick else [1, 5, 10, 50, 100]
     common = {"dataset": name, "samples": samples, "width": width}
-    grid = [
-        {**common, "clients": m, "local_steps": tau, "split": split, "lr": lr, "seed": s}
-        for lr in (None, 1.0)
-        for m in cohorts
-        for tau in locals_
-        for split in SPLITS
-        for s in seeds
-    ]
-    methods = [("ntk-fl", 100), ("fedavg", 10), ("fedavg", 100)]
+    axes = {"lr": (None, 1.0), "clients": cohorts, "local_steps": locals_, "split": SPLITS, "seed": seeds}
     rounds = [
-        {
-            **common,
-            "clients": 10,
-            "split": "label",
-            "lr": 1.0,
-            "seed": s,
-            "method": m,
-            "steps": t,
-            "rounds": 10 if quick else 20,
-        }
-        for m, t in methods
-        for s in seeds
+        {**key, "method": method, "steps": steps, "rounds": 10 if quick else 20}
+        for method, steps in (("ntk-fl", 100), ("fedavg", 10), ("fedavg", 100))
+        for key in crossed({"seed": seeds}, clients=10, split="label", lr=1.0, **common)
     ]
+    grid = crossed(axes, **common)
     data = {"rounds": work(context, "rounds", rounds, many_rounds), "grid": work(context, "one round", grid, one_round)}
-    return ItemResult(
-        settings(dataset=name, alpha=ALPHA, samples=samples, width=width, clients=cohorts, local_steps=locals_),
-        list(seeds),
-        data,
-        picture(data),
-        [*CHOICES, "clients have equally many pictures, dealt at random or sorted by label; all take part",
-         "learning rates are the theorem's λ/(2τNM), and 1, where something happens"],
-    )  # fmt: skip
+    about = settings(dataset=name, alpha=ALPHA, samples=samples, width=width, clients=cohorts, local_steps=locals_)
+    choices = [
+        *CHOICES,
+        "clients have equally many pictures, dealt at random or sorted by label; all take part",
+        "learning rates are the theorem's λ/(2τNM), and 1, where something happens",
+    ]
+    return ItemResult(about, list(seeds), data, picture(data), choices)
 
 
 def judge(data: Mapping[str, list[Cell]]) -> Findings:
@@ -194,62 +171,46 @@ def judge(data: Mapping[str, list[Cell]]) -> Findings:
 
 def _fall(grid: list[Cell], clients: int, tau: int, kind: str) -> float:
     """The median of −ln of the factor, divided by η, for random shares and the largest η there is."""
-    picked = [c for c in grid if (c["clients"], c["local_steps"], c["split"]) == (clients, tau, "iid")]
-    largest = [c for c in picked if c["lr"] == 1.0] or picked
+    picked = pick(grid, clients=clients, local_steps=tau, split="iid")
+    largest = pick(picked, lr=1.0) or picked
     return statistics.median([-math.log(c[kind]) / float(c["lr"]) for c in largest])
 
 
 def picture(data: Mapping[str, list[Cell]]) -> Figure:
     figure, axes = panels(3, "Theorem 2: FedAvg's decay, its bound with and without 1/M, and NTK-FL's")
-    grid = [c for c in data["grid"] if c["lr"] == 1.0]
-    cohorts, steps = (sorted({c[k] for c in grid}) for k in ("clients", "local_steps"))
-    seeds = sorted({c["seed"] for c in grid})
+    grid = pick(data["grid"], lr=1.0)
+    cohorts, steps = values(grid, "clients"), values(grid, "local_steps")
     tau, most = min(t for t in steps if t >= 10), cohorts[-1]
-    lines = [
-        ("fedavg", "iid", GREEN, "FedAvg, random shares"),
-        ("fedavg", "label", ORANGE, "FedAvg, one label a client"),
-        ("central", "iid", BLUE, "central"),
-        ("divided_twice", "iid", PINK, "gradients divided by N and M"),
-    ]
-    sides: list[tuple[Any, str, list[int], dict[str, int]]] = [
-        (axes[0], "clients", cohorts, {"local_steps": tau}),
-        (axes[1], "local_steps", steps, {"clients": most}),
-    ]
-    for axis, along, values, fixed in sides:
-
-        def of(
-            kind: str,
-            split: str,
-            seed: int,
-            along: str = along,
-            values: list[int] = values,
-            fixed: dict[str, int] = fixed,
-        ) -> list[float]:
-            chosen = [
-                c
-                for c in grid
-                if c["split"] == split and c["seed"] == seed and all(c[k] == v for k, v in fixed.items())
-            ]
-            return [next(1 - c[kind] for c in chosen if c[along] == v) for v in values]
-
-        for kind, split, colour, label in lines:
-            band(axis, values, [of(kind, split, s) for s in seeds], colour, label)
-        for kind, style, label in (("printed", ":", "bound, printed"), ("corrected", "--", "bound without 1/M")):
-            axis.plot(
-                values,
-                [statistics.median(v) for v in zip(*(of(kind, "iid", s) for s in seeds), strict=True)],
-                style,
-                color=BLACK,
-                label=label,
-            )
+    _falls(axes[0], pick(grid, local_steps=tau), "clients", cohorts)
+    _falls(axes[1], pick(grid, clients=most), "local_steps", steps)
     finish(axes[0], f"one round, τ = {tau}, η = 1", "clients M", "fall of ‖f − y‖² in a round")
     finish(axes[1], f"one round, M = {most}, η = 1", "local steps τ", "fall of ‖f − y‖² in a round")
-    names = [("ntk-fl", 100, BLUE), ("fedavg", 10, GREEN), ("fedavg", 100, ORANGE)]
-    for method, t, colour in names:
-        runs = [c["falls"] for c in data["rounds"] if (c["method"], c["steps"]) == (method, t)]
+    for method, t, colour in (("ntk-fl", 100, BLUE), ("fedavg", 10, GREEN), ("fedavg", 100, ORANGE)):
+        runs = [c["falls"] for c in pick(data["rounds"], method=method, steps=t)]
         band(axes[2], range(len(runs[0])), runs, colour, f"{'NTK-FL, t' if method == 'ntk-fl' else 'FedAvg, τ'} = {t}")
     finish(axes[2], "rounds of 10 clients with one label each, η = 1", "rounds", "‖f − y‖², relative", logx=False)
     return figure
 
 
-ITEMS = (Item("theorem2", "Theorem 2 and Remark 2: FedAvg's decay beside NTK-FL's", run, judge),)
+def _falls(axis: Axes, cells: list[Cell], along: str, places: list[int]) -> None:
+    """How far a round takes the residual, and how far the bounds say, along one of the grid's axes."""
+
+    def of(kind: str, split: str) -> list[list[float]]:
+        """A run for each seed."""
+        return [
+            [1 - pick(cells, split=split, seed=seed, **{along: place})[0][kind] for place in places]
+            for seed in values(cells, "seed")
+        ]
+
+    for kind, split, colour, label in (
+        ("fedavg", "iid", GREEN, "FedAvg, random shares"),
+        ("fedavg", "label", ORANGE, "FedAvg, one label a client"),
+        ("central", "iid", BLUE, "central"),
+        ("divided_twice", "iid", PINK, "gradients divided by N and M"),
+    ):
+        band(axis, places, of(kind, split), colour, label)
+    for kind, style, label in (("printed", ":", "bound, printed"), ("corrected", "--", "bound without 1/M")):
+        axis.plot(places, medians(of(kind, "iid")), style, color=BLACK, label=label)
+
+
+THEOREM2 = Item("theorem2", "Theorem 2 and Remark 2: FedAvg's decay beside NTK-FL's", run, judge)

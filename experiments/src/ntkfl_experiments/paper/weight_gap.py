@@ -7,7 +7,6 @@ first Jacobian with gradient descent's residuals) and the algorithm's, by `ntkfl
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 from ntkfl.models import mlp
 from ntkfl.tangent import evolve, jacobian
 from ntkfl.tangent.losses import find_loss, targets
-from ntkfl_experiments.paper.analysis import Cell, dataset, finite, unit_inputs
-from ntkfl_experiments.theory import draw
+from ntkfl_experiments.paper.analysis import Cell, dataset, drawn, finite, unit_inputs
+from ntkfl_experiments.theory.two_layer import draw
 
 GRID = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 
@@ -29,17 +28,9 @@ def grid(steps: int) -> list[int]:
 
 
 def gaps(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    lr: float,
-    steps: Sequence[int],
-    loss: str,
-    kernel: str,
-    scheme: str,
-    every: bool = False,
+    model: nn.Module, x: Tensor, y: Tensor, lr: float, steps: Sequence[int], loss: str, scheme: str, every: bool = False
 ) -> Cell:
-    """Gaps at `steps`, and what the bounds need, each a list over them:
+    """Gaps at `steps`, and what the bounds need, each a list over them, with the paper's trace kernel:
 
     `gap` is ‖w − w̃‖₁ of the algorithm's weights, `lemma` that of the lemma's; `gammas` is Σ_{u=1}^{t−1} max |error|
     along gradient descent, the error being y − f (`mse`) or y − softmax f (`ce`), and `first` the one at u = 0; `moved`
@@ -49,26 +40,23 @@ def gaps(
     J = jacobian(model, x)
     with torch.no_grad():
         f0 = model(x)
-    evolution = evolve(J, f0, y, lr, steps, loss, kernel, scheme)
-    Y = targets(y, f0.shape[1], loss, x.dtype)
+    evolution = evolve(J, f0, y, lr, steps, loss, "trace", scheme)
+    Y, residual = targets(y, f0.shape[1], loss, x.dtype), find_loss(loss).residual
     scale = f0.shape[1] if loss == "mse" else 1
-    own = (
-        _own_residuals(evolve(J, f0, y, lr, range(1, steps[-1]), loss, kernel, scheme).outputs, f0, Y, loss)
-        if every
-        else None
-    )
+    between = evolve(J, f0, y, lr, range(1, steps[-1]), loss, "trace", scheme).outputs if every else ()
+    own = [residual(f, Y) for f in (f0, *between)]  # of the evolution at u = 0 … t − 1
     weights = [p for p in model.parameters() if p.requires_grad]
     begin = [p.detach().clone() for p in weights]
     summed, gamma, differing, first = torch.zeros_like(f0), 0.0, 0.0, 0.0
     found: Cell = {"gap": [], "lemma": [], "gammas": [], "moved": [], "differing": []}
     for step in range(steps[-1]):
         outputs = model(x)
-        r = find_loss(loss).residual(outputs.detach(), Y)
+        r = residual(outputs.detach(), Y)
         summed += r
         largest = float(r.abs().max()) * scale
         first = largest if step == 0 else first
         gamma += largest if step else 0.0
-        differing += float((own[step] - r).abs().mean()) if own is not None else 0.0
+        differing += float((own[step] - r).abs().mean()) if every else 0.0
         slopes = torch.autograd.grad(outputs, weights, r * (lr / len(x)))
         with torch.no_grad():
             for p, slope in zip(weights, slopes, strict=True):
@@ -83,25 +71,18 @@ def gaps(
     return {**found, "first": first}
 
 
-def _own_residuals(outputs: Tensor, f0: Tensor, Y: Tensor, loss: str) -> list[Tensor]:
-    """The evolution's residuals at u = 0 … t−1."""
-    return [find_loss(loss).residual(f, Y) for f in itertools.chain([f0], outputs)]
-
-
 def analysis_network(key: Mapping[str, Any]) -> Cell:
     """The lemma's own network, MSE, pictures of unit length, the paper's closed form."""
     x, y = unit_inputs(key["dataset"], key["samples"], key["seed"])
     model = draw(key["width"], x.shape[1], key["seed"]).module()
-    answer = gaps(model, x, y.unsqueeze(1), key["lr"], key["steps"], "mse", "trace", "paper", key["every"])
+    answer = gaps(model, x, y.unsqueeze(1), key["lr"], key["steps"], "mse", "paper", key["every"])
     return {**answer, "inputs": x.shape[1]}
 
 
 def perceptron(key: Mapping[str, Any]) -> Cell:
     """The paper's 784-100-10 network on normalised pictures: MSE by the closed form, or cross-entropy by the flow."""
-    rows = dataset(key["dataset"])
-    index = torch.randperm(len(rows), generator=torch.Generator().manual_seed(key["seed"]))[: key["samples"]]
-    x, y = rows.rows.take(index)
+    x, y = drawn(key["dataset"], key["samples"], key["seed"])
     torch.manual_seed(key["seed"])
-    model = mlp(x[0].numel(), key["width"], rows.output_dim).double()
+    model = mlp(x[0].numel(), key["width"], dataset(key["dataset"]).output_dim).double()
     scheme = "paper" if key["loss"] == "mse" else "flow"
-    return gaps(model, x.flatten(1).double(), y, key["lr"], key["steps"], key["loss"], "trace", scheme)
+    return gaps(model, x.flatten(1).double(), y, key["lr"], key["steps"], key["loss"], scheme)

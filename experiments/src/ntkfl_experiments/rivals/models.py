@@ -1,9 +1,8 @@
 """Networks that rivals train: random features of the inputs with a linear head, and a network that can be replaced by
 its linearisation.
 
-Random features (Rahimi & Recht 2007: Fourier features, the Gaussian kernel; Cho & Saul 2009: ReLU features, the
-arc-cosine kernel) with `sum-ridge` train in one round, exactly, however the samples are dealt: what a backbone's
-features are to AFL and Fed3R, without a backbone.
+Random Fourier features (Rahimi & Recht 2007, the Gaussian kernel) with `sum-ridge` train in one round, exactly, however
+the samples are dealt: what a backbone's features are to AFL and Fed3R, without a backbone.
 
 TCT (Yu et al. 2022) trains the linear model θᵀφ(x), whose features φ are the derivatives of one output with respect to
 the weights, at the weights the network has, with a last layer drawn anew, and a random part of them where there are
@@ -19,56 +18,39 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from ntkfl.errors import ConfigError, ModelError, unknown
+from ntkfl.errors import ConfigError, ModelError
 from ntkfl.models.backbone import Adapted, head
 from ntkfl.models.perceptron import mlp
 from ntkfl.tangent.parameters import call_with, column_slices, evaluating, trainable
 
-KINDS = ("fourier", "relu")
 _NUMBERS = 2**24  # derivatives held at once
 
 
 class RandomFeatures(nn.Module):
-    """φ(x) = cos(xΩ + b), or max(0, xΩ + b), with Ω [d1, F] of entries N(0, scale²/d1): [N, ...] → [N, F].
+    """φ(x) = cos(xΩ + b), with Ω [d1, F] of entries N(0, scale²/d1) and b uniform on [0, 2π]: [N, ...] → [N, F].
 
-    b is uniform on [0, 2π], or N(0, ¼). Both follow from `seed` alone, so that all parties have the same.
+    Both follow from `seed` alone, so that all parties have the same. `scale` is the inverse width of the Gaussian
+    kernel, for inputs whose numbers have variance 1.
     """
 
-    def __init__(self, inputs: int, features: int, kind: str = "fourier", scale: float = 1.0, seed: int = 0) -> None:
+    def __init__(self, inputs: int, features: int, scale: float = 1.0, seed: int = 0) -> None:
         super().__init__()
-        if kind not in KINDS:
-            raise unknown("kind of features", kind, KINDS)
         if features < 1 or scale <= 0:
             raise ConfigError(f"random features need a number and a scale above 0, got {features} and {scale:g}")
         draws = torch.Generator().manual_seed(seed)
         omega = torch.randn(inputs, features, generator=draws, device="cpu") * (scale / math.sqrt(inputs))
-        if kind == "fourier":
-            offsets = torch.rand(features, generator=draws, device="cpu") * (2 * math.pi)
-        else:
-            offsets = torch.randn(features, generator=draws, device="cpu") / 2
-        self.kind = kind
         self.register_buffer("omega", omega)
-        self.register_buffer("offsets", offsets)
+        self.register_buffer("offsets", torch.rand(features, generator=draws, device="cpu") * (2 * math.pi))
 
     def forward(self, x: Tensor) -> Tensor:
-        z = torch.addmm(self.offsets, x.flatten(1), self.omega)  # type: ignore[arg-type]  # buffers are tensors
-        return z.cos() if self.kind == "fourier" else z.relu()
+        return torch.addmm(self.offsets, x.flatten(1), self.omega).cos()  # type: ignore[arg-type]  # buffers are tensors
 
 
 def random_features(
-    inputs: Sequence[int],
-    outputs: int,
-    features: int = 1500,
-    kind: str = "fourier",
-    scale: float = 1.0,
-    seed: int = 0,
+    inputs: Sequence[int], outputs: int, features: int = 1500, scale: float = 1.0, seed: int = 0
 ) -> Adapted:
-    """A linear head, which begins at zero and alone trains, on `features` random features of inputs of this shape.
-
-    `kind` is fourier or relu; `scale` is the inverse width of the Gaussian kernel, for inputs whose numbers have
-    variance 1.
-    """
-    return head(RandomFeatures(math.prod(inputs), features, kind, scale, seed), outputs, features=features)
+    """A linear head, which begins at zero and alone trains, on `features` random features of inputs of this shape."""
+    return head(RandomFeatures(math.prod(inputs), features, scale, seed), outputs, features=features)
 
 
 class Convexified(nn.Module):

@@ -1,4 +1,4 @@
-"""How fast the squared residual ‖f − y‖² falls: Theorems 1 and 2, what they ask for, and Remark 2.
+"""How fast the squared residual ‖f − y‖² falls: Theorems 1 and 2, and what they ask for.
 
 Letters as in `bounds.py`; M clients, τ local steps. All for L = (1/N) Σ ½(f − y)².
 """
@@ -71,11 +71,3 @@ def requirements(
     initial = float(samples) if squared_residual is None else squared_residual
     width_to_stay = 16 * samples * initial / (smallest * radius) ** 2
     return Requirements(share, radius, width, width_to_stay)
-
-
-def rates_ordered(lr: float, steps: float, local_lr: float, local_steps: int, clients: int = 1) -> bool:
-    """Remark 2 to first order, λ/(2N) cancelled: NTK-FL's guaranteed decay is the faster if η₁ t > η₂ τ/M.
-
-    `clients` = 1 is the comparison once Theorem 2's M is gone.
-    """
-    return lr * steps > local_lr * local_steps / clients

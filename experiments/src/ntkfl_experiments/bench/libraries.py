@@ -1,4 +1,4 @@
-"""Kernels of a PyTorch network by this package and by others, each in a process of its own.
+"""Kernels of PyTorch networks by this package and by other libraries, each in a process of its own: time and memory.
 
 Two tasks, each by every library's own best way: the trace kernel (`kernel`), and products with the full kernel
 (`products`), for which no library has to store a derivative.
@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,12 +30,81 @@ from ntkfl.models import cnn, mlp, resnet, transformer
 from ntkfl.tangent import jacobian, plan_jacobian
 from ntkfl.tangent.passes import JacobianPlan
 from ntkfl_experiments.bench.dense import DenseWay
-from ntkfl_experiments.bench.inputs import synthetic
 from ntkfl_experiments.bench.memory import peak_bytes, reset_peak
+from ntkfl_experiments.bench.timing import BenchRow, Setting, synthetic
 
 NETWORKS = ("MLP", "CNN", "ResNet", "wide ResNet", "transformer", "wide transformer")
 PRODUCTS = 50
 _OUTPUTS, _ENOUGH = 10, 2.0  # seconds: a shorter call is repeated and the best one counts
+_SAMPLES = dict(zip(NETWORKS, (200, 100, 16, 8, 50, 20), strict=True))
+_ROUNDS = 4
+_TWO_PASSES = "two passes over the network per product"
+_LIMITS = {
+    ("kernel", "torch.func"): "stores every derivative",
+    ("kernel", "BackPACK"): "chains of layers that it knows",
+    ("kernel", "curvlinops"): "no sample-wise rows: a product over the batch per output and sample",
+    ("kernel", "neural-tangents"): "networks in JAX",
+    ("products", "torch.func"): _TWO_PASSES,
+    ("products", "curvlinops"): _TWO_PASSES,
+    ("products", "JAX"): "networks in JAX",
+}
+
+
+def jacobians(setting: Setting) -> list[BenchRow]:
+    """Trace kernel, and products with the full kernel, beside torch.func, BackPACK, curvlinops, neural-tangents.
+
+    Processor time, the Jacobian included. Each in a process of its own, with as many threads as PyTorch takes; a
+    library that is not installed has no row, and the note of ours names it.
+    """
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for task in TASKS:
+            for name in NETWORKS:
+                samples = 4 if setting.quick else _SAMPLES[name]
+                found = _rounds(task, name, samples, setting.quick, Path(folder))
+                refusals = [f"{way} cannot: {answer['cannot']}" for way, answer in found.items() if "cannot" in answer]
+                missing = ", ".join(way for way, answer in found.items() if "missing" in answer)
+                about = "; ".join([f"N={samples:,}", *refusals, *([f"not installed: {missing}"] if missing else [])])
+                timed = {way: answer for way, answer in found.items() if "seconds" in answer}
+                rows += [_row(task, name, way, own, found["ntkfl"], about) for way, own in timed.items()]
+    return rows
+
+
+def _rounds(task: str, name: str, samples: int, quick: bool, folder: Path) -> dict[str, dict[str, Any]]:
+    """The best of several rounds, each library in turn, so that other work on the machine hits all of them alike."""
+    found: dict[str, dict[str, Any]] = {}
+    for number in range(1 if quick else _ROUNDS):
+        for way in TASKS[task]:
+            # One that is far behind would take most of the time, and no round brings it back.
+            if number and ("seconds" not in found[way] or found[way]["seconds"] > 20 * found["ntkfl"]["seconds"]):
+                continue
+            answer = _in_a_process(task, way, name, samples, quick, folder / f"{way}.npy")
+            if number:
+                answer |= {key: min(answer[key], found[way][key]) for key in ("seconds", "added")}
+            found[way] = answer
+    return found
+
+
+def _in_a_process(task: str, way: str, name: str, samples: int, quick: bool, target: Path) -> dict[str, Any]:
+    # Not -m: the package imports this module, which would then be there twice.
+    code = "from ntkfl_experiments.bench.libraries import main; main()"
+    command = [sys.executable, "-c", code, task, way, name, str(samples), str(quick), str(target)]
+    quiet = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=quiet)
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer | ({"result": np.load(target).astype(np.float64)} if "seconds" in answer else {})
+
+
+def _row(task: str, name: str, way: str, found: dict[str, Any], mine: dict[str, Any], about: str) -> BenchRow:
+    what = f"{name}: {way}" if task == "kernel" else f"{name}, {PRODUCTS} products: {way}"
+    megabytes, seconds = found["added"] / 1e6, found["seconds"]
+    details = {"peak_megabytes": megabytes}
+    if found is mine:
+        return BenchRow(what, seconds, 1.0, note=f"peak {megabytes:,.0f} MB; {about}", details=details)
+    details["memory_ratio"] = found["added"] / max(mine["added"], 1.0)
+    apart = float(np.linalg.norm(found["result"] - mine["result"]) / np.linalg.norm(mine["result"]))
+    note = f"peak {megabytes:,.0f} MB, {details['memory_ratio']:,.3g} times ours; {_LIMITS[task, way]}"
+    return BenchRow(what, seconds, seconds / mine["seconds"], apart, note, details)
 
 
 def network(name: str, samples: int, quick: bool) -> tuple[nn.Module, Tensor]:
@@ -58,14 +130,10 @@ def ours(model: nn.Module, x: Tensor) -> Tensor:
     return jacobian(model, x, plan=_planned(model, x)).kernel()
 
 
-_plans: dict[int, JacobianPlan] = {}
-
-
+@cache
 def _planned(model: nn.Module, x: Tensor) -> JacobianPlan:
     """Made in the first call, as XLA's code is."""
-    if id(model) not in _plans:
-        _plans[id(model)] = plan_jacobian(model, x)
-    return _plans[id(model)]
+    return plan_jacobian(model, x)
 
 
 def torch_func(model: nn.Module, x: Tensor) -> Tensor:
