@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from ntkfl.cli.data import app
+from ntkfl.cli.data import data as app
 from ntkfl.data import Dirichlet, catalog, load
 from ntkfl.errors import DataError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ntkfl.cli.private import private_settings
+from ntkfl.cli.settings import private_settings
 from ntkfl.data.files import from_file
 from ntkfl.errors import ConfigError
 from ntkfl.report.runs import find
@@ -137,8 +137,9 @@ def test_ridge_makes_the_same_promise(name: str) -> None:
 
 def test_a_run_says_whether_rows_hold_inputs() -> None:
     small = "--dataset digits --clients 4 --set hidden=[4] --rounds 1 --clients-per-round 2"
-    assert ntkfl("train", *small.split()).stdout.count("ntk-fl sends rows that contain the inputs") == 1
-    assert "contain the inputs" not in ntkfl("train", *small.split(), "--method", "fedavg").stdout
+    rows = ntkfl("train", *small.split(), "--method", "ntk-fl").stdout
+    assert rows.count("ntk-fl sends rows that contain the inputs") == 1
+    assert "contain the inputs" not in ntkfl("train", *small.split()).stdout  # sums, the default
 
 
 def weights_of(run: Path, *more: str) -> bytes:

@@ -20,7 +20,7 @@ from ntkfl.version import __version__
 from tests.fork_server import Child, run
 
 SMALL = ["--dataset", "digits", "--clients", "30", "--clients-per-round", "4"]
-SMALL += ["--set", "hidden=[12]", "--set", "steps=[50,400]"]
+SMALL += ["--set", "hidden=[12]", "--method", "ntk-fl", "--set", "steps=[50,400]"]
 
 
 class Finished(NamedTuple):
@@ -48,12 +48,12 @@ def test_a_run_leaves_its_folder_and_repeats_from_it(tmp_path: Path) -> None:
     first = ntkfl("train", *SMALL, "--rounds", "3", "--seed", "4", "--out", tmp_path / "a")
     assert first.returncode == 0, first.stderr
     lines = first.stdout.splitlines()
-    assert lines[0].startswith("method: ntk-fl; model: mlp, hidden")
-    assert lines[1] == "data: digits, 30 clients (Dirichlet α = 0.1, composition)"
-    assert lines[2] == "ntk-fl sends rows that contain the inputs: for people's data see --private"
-    assert lines[3].split()[:2] == ["round", "accuracy"]
-    assert [line.split()[0] for line in lines[4:7]] == ["1", "2", "3"]
-    assert all(len(line) <= 80 for line in lines[:-1])
+    where = "digits, 30 clients (Dirichlet α = 0.1, composition), 4 per round, mlp with 12 hidden units"
+    assert lines[0] == f"{where}, ntk-fl: steps 50 400"
+    assert lines[1] == "ntk-fl sends rows that contain the inputs: for people's data see --private"
+    assert lines[2].split()[:2] == ["round", "accuracy"]
+    assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "3"]
+    assert all(len(line) <= 80 for line in lines[1:-1])
     files = {p.name for p in (tmp_path / "a").iterdir()} - {".lock"}
     written = {"config.toml", "history.jsonl", "timings.jsonl", "model.safetensors", "checkpoint"}
     assert files == written
@@ -191,7 +191,7 @@ def test_secure_sums_from_the_command_line() -> None:
     assert done.returncode == 0, done.stderr
     (record,) = map(json.loads, done.stdout.splitlines())
     assert (record["summed_clients"], record["bounded_clients"]) == (3, 0)
-    refused = ntkfl(*small, "--secure-sum")
+    refused = ntkfl(*small, "--secure-sum", "--method", "ntk-fl")
     assert refused.returncode == 2
     assert "ntk-fl needs more of clients than the sum of their replies" in refused.stderr
 

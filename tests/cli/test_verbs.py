@@ -36,7 +36,7 @@ def test_help_is_quick_and_lists_every_verb() -> None:
 
 def test_names_known_without_torch_are_the_names_there_are() -> None:
     assert set(verbs.METHODS) == set(METHODS)
-    assert verbs.METHODS[0] == "ntk-fl"
+    assert verbs.METHODS[0] == "sum-ntk-fl"
     assert tuple(NAMES) == verbs.DATASETS
     assert set(verbs.PARTITIONS) == set(PARTITIONS)
     assert set(verbs.MODELS) == set(MODELS)
@@ -46,7 +46,7 @@ def test_names_known_without_torch_are_the_names_there_are() -> None:
 def test_every_verb_has_an_example_that_parses(name: str) -> None:
     command = verbs.load(name)
     text = command.help or ""
-    assert text.startswith(verbs.VERBS[name].split(",")[0].rstrip(".")[:18])
+    assert text.startswith(verbs.VERBS[name][0].split(",")[0].rstrip(".")[:18])
     words = text.split("Example: ntkfl ")[1].split("\n")[0].split()
     assert words[0] == name
     with click.Context(command) as context:

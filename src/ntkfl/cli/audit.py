@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ntkfl.cli.stopping import stoppable
-from ntkfl.cli.verbs import AllowCode
+from ntkfl.cli.verbs import AllowCode, stoppable
 from ntkfl.errors import ConfigError
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig

@@ -12,14 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ntkfl.cli.settings import assign
-from ntkfl.cli.stopping import stoppable
-from ntkfl.cli.verbs import ClientColumn, LabelColumn, SplitColumn
+from ntkfl.cli.verbs import ClientColumn, LabelColumn, SplitColumn, stoppable
 from ntkfl.data.catalog import CATALOG, NAMES, fetch, load, locate
 from ntkfl.errors import unknown
 from ntkfl.federation.build import load_data
 from ntkfl.federation.config import RunConfig
 
-app = typer.Typer(
+data = typer.Typer(
     help="Datasets, and how they are dealt to clients.\n\nExample: ntkfl data show fashion-mnist --alpha 0.1",
     no_args_is_help=True,
     add_completion=False,
@@ -27,7 +26,7 @@ app = typer.Typer(
 _LISTED = 10  # clients whose class counts `show` prints
 
 
-@app.command("list")
+@data.command("list")
 def list_datasets() -> None:
     """Every dataset, whether it is on this machine, and where."""
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -49,7 +48,7 @@ def list_datasets() -> None:
     _console().print(table)
 
 
-@app.command("fetch")
+@data.command("fetch")
 def fetch_datasets(names: Annotated[list[str], typer.Argument(help="Datasets, see `ntkfl data list`.")]) -> None:
     """Download datasets into the cache, unless they are on this machine, and check them."""
     for name in names:
@@ -64,7 +63,7 @@ def fetch_datasets(names: Annotated[list[str], typer.Argument(help="Datasets, se
             typer.echo(f"{name}: {rows}, checked, {dataset.source}")
 
 
-@app.command("show")
+@data.command("show")
 def show(
     name: Annotated[
         str,

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ntkfl.cli.settings import assign
-from ntkfl.cli.stopping import stoppable
 from ntkfl.cli.verbs import (
     DATASETS,
     METHODS,
@@ -21,6 +18,7 @@ from ntkfl.cli.verbs import (
     ClientColumn,
     LabelColumn,
     SplitColumn,
+    stoppable,
 )
 from ntkfl.errors import ConfigError, NumericalError
 
@@ -124,7 +122,7 @@ def train(
             display.show(record, timing)
 
     listener = Functions(on_start=display.note, on_round=on_round)
-    with stoppable(lambda: _stopped(out, bool(run_config.code))), _placed(), display:
+    with stoppable(lambda: _stopped(out, bool(run_config.code))), display:
         run = execute(run_config, out=out, resume=resume, device=device, callbacks=[listener])
     if not as_json:
         display.summary(run.history, run.timings, out)
@@ -149,7 +147,7 @@ def _settings_before(file: Path | None, resumed: Path | None, allow_code: bool) 
 
 def _config(base: dict[str, Any], given: dict[str, Any], assigned: Sequence[str], private: bool) -> RunConfig:
     """The settings of the command line on top of `base`; None is what was not given."""
-    from ntkfl.cli.private import private_name, private_settings
+    from ntkfl.cli.settings import assign, private_name, private_settings
     from ntkfl.federation.config import RunConfig
 
     for name, value in given.items():
@@ -162,33 +160,22 @@ def _config(base: dict[str, Any], given: dict[str, Any], assigned: Sequence[str]
         elif value is not None:
             base[name] = value
     method = base.setdefault("method", {})
-    method["name"] = private_name(method.get("name")) if private else method.get("name", "ntk-fl")
+    method["name"] = private_name(method.get("name")) if private else method.get("name", METHODS[0])
     assign(base, assigned)
     return RunConfig(**(private_settings(base) if private else base))
 
 
-def _notes(config: RunConfig) -> Iterator[str]:
-    """Which method, model and data the run has, and what clients show of their inputs."""
+def _notes(config: RunConfig) -> list[str]:
+    """What is trained on what, with every option that differs from its default, and what clients show of inputs."""
+    from ntkfl.compare.captions import caption
     from ntkfl.methods.base import kinds_of
 
-    method, privacy = config.built_method, config.settled[0]
-    yield f"method: {config.method['name']}; model: {config.model.suited(method).text}"
-    yield f"data: {config.data.text}"
-    if "rows" in kinds_of(method) and privacy.projected_dim is None:
-        yield f"{config.method['name']} sends rows that contain the inputs: for people's data see --private"
-
-
-@contextmanager
-def _placed() -> Iterator[None]:
-    """An error within it goes on with notes: the lines of the user's own code on the way to it."""
-    try:
-        yield
-    except Exception as error:
-        from ntkfl.compare.failures import own_frames
-
-        for line in own_frames(error):
-            error.add_note(line)
-        raise
+    method = config.built_method
+    model = config.model.suited(method).model_dump(mode="json")
+    lines = [caption(config.model_dump(mode="json") | {"model": model})]
+    if "rows" in kinds_of(method) and config.settled[0].projected_dim is None:
+        lines.append(f"{config.method['name']} sends rows that contain the inputs: for people's data see --private")
+    return lines
 
 
 def _stopped(out: Path | None, code: bool) -> str:

@@ -169,7 +169,7 @@ class RunConfig(Options):
     precision: str = Field("float32", pattern="^float(32|64)$", description="float32 or float64")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
-    method: dict[str, Any] = Field(default_factory=lambda: {"name": "ntk-fl"})
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": "sum-ntk-fl"})
     privacy: Privacy = Privacy()
     robust: Robust | Literal["on"] = Robust()
     byzantine: Byzantine | None = Field(None, description="clients that corrupt what they reply: simulations alone")

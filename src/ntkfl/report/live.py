@@ -21,9 +21,9 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from ntkfl.errors import ConfigError, NTKFLError
-from ntkfl.report.page import details, render, title
+from ntkfl.report.page import render, title
 from ntkfl.report.runs import FoundRun, find
-from ntkfl.report.view import files, view
+from ntkfl.report.view import details, files, view
 from ntkfl.safe_parse import read_unlinked
 from ntkfl.version import __version__
 
@@ -151,10 +151,6 @@ class LiveServer(ThreadingHTTPServer):
         except (NTKFLError, OSError):
             return None
         return {run.id: run for run in found}, targets
-
-    def run(self) -> None:
-        """Serve until `stop` or Ctrl-C."""
-        self.serve_forever(poll_interval=0.2)
 
     def stop(self) -> None:
         self.closing.set()

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from ntkfl.errors import ConfigError
 from ntkfl.federation.run_folder import write_atomically
 from ntkfl.report.runs import FoundRun, require
-from ntkfl.report.view import audit, files, view
+from ntkfl.report.view import details, files, view
 from ntkfl.version import __version__
 
 _SCRIPTS = (
@@ -45,11 +45,6 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror or error}") from None
     return out
-
-
-def details(run: FoundRun) -> dict[str, Any]:
-    """What the page shows of a run beside its series: an audit's findings."""
-    return {"audit": audit(run)}
 
 
 def render(document: dict[str, Any]) -> str:

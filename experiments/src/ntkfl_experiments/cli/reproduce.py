@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ntkfl.cli.compare import Watcher
-from ntkfl.cli.stopping import stoppable
+from ntkfl.cli.verbs import stoppable
 from ntkfl.compare.trials import Cell
 from ntkfl.devices import find_device
 from ntkfl.errors import unknown
