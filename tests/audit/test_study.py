@@ -14,8 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from ntkfl.audit.capture import capture
-from ntkfl.audit.finding import ROLES, Finding
-from ntkfl.audit.measures import best_ssim, guesses, psnr, relative_error, ssim
+from ntkfl.audit.finding import ROLES, Finding, best_ssim, guesses, relative_error, ssim
 from ntkfl.audit.study import study
 from ntkfl.cli import app
 from tests.audit.fixtures import config
@@ -29,15 +28,12 @@ def test_success_is_what_is_gained_over_guessing() -> None:
     assert finding(0.3).success == 0  # worse than guessing is no gain
     assert finding(0.05, guess=1.0, perfect=0.0).success == pytest.approx(0.95)  # errors: less is more
     assert finding(0.7).spread == pytest.approx(0.1 * 2**0.5)
-    with pytest.raises(ValueError, match="unknown role"):
-        Finding("a", "nobody", "x", "SSIM", (1.0,), 0.0)
 
 
 def test_measures_on_cases_one_can_check() -> None:
     x = torch.rand(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(ssim(x, x), torch.ones(3))
     assert float(ssim(x, 1 - x).max()) < 0
-    torch.testing.assert_close(psnr(x * 0, x * 0 + 0.1), torch.full((3,), 20.0), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(relative_error(x, 1.5 * x), torch.full((3,), 0.5))
     assert torch.allclose(best_ssim(x, x.flip(0)), torch.ones(3))
     public = (torch.tensor([[0.0], [2.0], [5.0]]), torch.tensor([0, 0, 1]))

@@ -10,16 +10,14 @@ from typing import Any
 
 import torch
 
-from ntkfl.audit import labels, linkage, membership, reconstruction, sums
+from ntkfl.audit import membership, rows, sums
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.finding import ROLES, Finding
 from ntkfl.version import __version__
 
 # What is tried, in order.
 ATTACKS: dict[str, Callable[[Capture, int], list[Finding]]] = {
-    "inputs": reconstruction.attack,
-    "labels": labels.attack,
-    "senders": linkage.attack,
+    "rows": rows.attack,
     "membership": membership.attack,
     "sums": sums.attack,
 }

@@ -136,7 +136,7 @@ def bytes_text(reached: Reached) -> str:
     if not all(ways):
         return ""
     means = [statistics.mean(way) for way in ways]
-    digits = next((i for i, least in enumerate((10, 1, 0.05, 0.005)) if sum(means) >= least), 4)
+    digits = 0 if sum(means) >= 10 else 1 if sum(means) >= 1 else 3
     shown = [round(mean, digits) for mean in means]  # as shown, so that they add up
     return " + ".join(f"{mean:.{digits}f}" for mean in shown) + f" = {sum(shown):.{digits}f}"
 
@@ -254,21 +254,18 @@ def latex(comparison: Comparison, rows: Sequence[Row]) -> str:
     """table.tex: the table without settings, for a paper that loads booktabs; what was compared is its caption."""
     headers, body = columns(comparison, rows)
     lines = [" & ".join(map(_tex, cells)) + r" \\" for cells in (headers, *body)]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            rf"\caption{{{_tex(title(comparison))}.}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(headers) - 1)}}}",
-            r"\toprule",
-            lines[0],
-            r"\midrule",
-            *lines[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
+    rows_ = "\n".join(lines[1:])
+    return rf"""\begin{{table}}
+\caption{{{_tex(title(comparison))}.}}
+\begin{{tabular}}{{l{"r" * (len(headers) - 1)}}}
+\toprule
+{lines[0]}
+\midrule
+{rows_}
+\bottomrule
+\end{{tabular}}
+\end{{table}}
+"""
 
 
 def _tex(text: str) -> str:
@@ -289,19 +286,10 @@ def write(
         "machine": f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}",
         "comparison": comparison.model_dump(mode="json"),
         "searches": dict(searches),
-        "rows": [_rounded(asdict(row)) for row in rows],
+        "rows": [asdict(row) for row in rows],
     }
-    write_atomically(folder / "results.json", (json.dumps(document) + "\n").encode())
+    # Five significant digits: enough for any figure, and a file small enough to keep.
+    rounded = json.loads(json.dumps(document), parse_float=lambda number: float(f"{float(number):.5g}"))
+    write_atomically(folder / "results.json", (json.dumps(rounded) + "\n").encode())
     write_atomically(folder / "table.md", markdown(comparison, rows, searches).encode())
     write_atomically(folder / "table.tex", latex(comparison, rows).encode())
-
-
-def _rounded(value: Any) -> Any:
-    """Five significant digits: enough for any figure, and a file small enough to keep."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, dict):
-        return {k: _rounded(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_rounded(v) for v in value]
-    return value

@@ -40,11 +40,6 @@ class Search(Options):
         (0,), min_length=1, description="of a setting's runs: one, or several whose scores are averaged"
     )
 
-    @field_validator("seed", mode="before")
-    @classmethod
-    def _several(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, int) else value
-
 
 class Entry(Options):
     """One curve: a method with fixed options, and lists of values to search for others."""
@@ -143,14 +138,12 @@ class Comparison(Options):
         return Comparison(**values)
 
     def with_available_data(self) -> tuple[Comparison, str]:
-        """This comparison on data that is available, and a line on why where those are not the ones it names."""
-        if self.data.dataset not in NAMES:
+        """This comparison, on its `fallback` where its data cannot be downloaded, and a line that says so."""
+        if self.fallback is None or self.data.dataset not in NAMES:
             return self, ""
         try:
             load(self.data.dataset)
         except DataError as error:
-            if self.fallback is None:
-                raise
             why = f"{self.data.dataset} could not be downloaded, so the built-in {self.fallback.dataset} serve instead"
             return self.model_copy(update={"data": self.fallback}), f"{why}.\n{error}"
         return self, ""

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ntkfl.audit.analytic import gaussian_prior, invert
-from ntkfl.audit.measures import guesses, psnr, ssim
+from ntkfl.audit.finding import guesses, ssim
 from ntkfl.data import load
 from ntkfl.federation.build import build_network
 from ntkfl.federation.config import ModelConfig
@@ -50,12 +50,11 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Point:
-    """SSIM and PSNR of every picture by one attack at one sparsity; `pictures` [n, 1, 28, 28] are what it drew."""
+    """SSIM of every picture by one attack at one sparsity; `pictures` [n, 1, 28, 28] are what it drew."""
 
     sparsity: float
     attack: str
     ssim: tuple[float, ...]
-    psnr: tuple[float, ...]
     pictures: Tensor
 
     @property
@@ -125,8 +124,7 @@ def run(
                     match_jacobian(model, x.shape[1:], dense, attack), images, x[0].numel(), settings
                 )
             seen = pictures(drawn)
-            likeness, noise = (tuple(measure(originals, seen).tolist()) for measure in (ssim, psnr))
-            points.append(Point(sparsity, attack, likeness, noise, seen))
+            points.append(Point(sparsity, attack, tuple(ssim(originals, seen).tolist()), seen))
     guess = tuple(ssim(originals, pictures(guesses(public, y))).tolist())
     notes: dict[str, Any] = {"images": images, "seed": seed, "steps": settings.steps}
     notes |= {"restarts": settings.restarts, "network": network, "trained": trained}
@@ -160,7 +158,7 @@ def dump(curve: Curve) -> dict[str, Any]:
     """Plain values for JSON."""
     points = [
         {"sparsity": p.sparsity, "attack": p.attack, "mean": p.mean, "spread": statistics.stdev(p.ssim),
-         "ssim": [round(v, 5) for v in p.ssim], "psnr": [round(v, 2) for v in p.psnr]}
+         "ssim": [round(v, 5) for v in p.ssim]}
         for p in curve.points
     ]  # fmt: skip
     trend = {attack: monotone(curve, attack) for attack in ATTACKS}
@@ -221,7 +219,7 @@ def attack(context: Context) -> ItemResult:
     elsewhere = context.cells("attacks on other networks and weights", others, _at_sparsity)
     notes = {"network": "784-100-10, Kaiming", "images": images, "steps": steps, "restarts": restarts}
     points = [
-        Point(p["sparsity"], p["attack"], tuple(p["ssim"]), tuple(p["psnr"]), _picture(p["picture"]))
+        Point(p["sparsity"], p["attack"], tuple(p["ssim"]), _picture(p["picture"]))
         for answer in answers
         for p in answer["points"]
     ]
@@ -247,7 +245,7 @@ def _at_sparsity(key: Mapping[str, Any]) -> dict[str, Any]:
         key["images"], (key["sparsity"],), seed=key["seed"], settings=settings, network=network, trained=trained
     )
     points = [
-        {"sparsity": p.sparsity, "attack": p.attack, "ssim": p.ssim, "psnr": p.psnr, "picture": _rows(p.pictures[0])}
+        {"sparsity": p.sparsity, "attack": p.attack, "ssim": p.ssim, "picture": _rows(p.pictures[0])}
         for p in curve.points
     ]
     return {"points": points, "original": _rows(curve.originals[0]), "guess": curve.guess}
