@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,25 +50,6 @@ def test_a_study_of_hidden_rows() -> None:
     assert set(result.verdicts) == set(ROLES)
     assert "who sent every row" in result.verdicts["aggregator+shuffler"]
     assert json.loads(json.dumps(result.dump()))["findings"]
-
-
-def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
-    toml = tmp_path / "plan.toml"
-    toml.write_text('[data]\ndataset = "digits"\nclients = 20\n[method]\nname = "ntk-fl"\n')
-    command = [sys.executable, "-m", "ntkfl", "audit", "--config", str(toml), "--out", str(tmp_path / "out")]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    # Where the suite itself runs in the background, interrupts are ignored, and a child would inherit that.
-    listening = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, **pipes, text=True, preexec_fn=listening) as process:
-        assert process.stderr is not None
-        while "listening" not in process.stderr.readline():  # how far it is goes where results do not
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        _, complaint = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert complaint.strip().endswith("stopped; nothing was written")
-    assert "Traceback" not in complaint
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_line_writes_a_folder_and_says_what_is_wrong(tmp_path: Path) -> None:

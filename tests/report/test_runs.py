@@ -49,16 +49,6 @@ def test_a_run_says_how_it_is_getting_on(runs: Path) -> None:
     assert view(cut)["condition"] == "stopped"
 
 
-def test_looking_does_not_keep_a_run_from_its_folder(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "a")
-    with folder.locked():
-        assert folder.in_use
-    for _ in range(50):
-        assert not folder.in_use
-        with folder.locked():
-            pass
-
-
 def test_a_plan_cannot_lead_outside_its_folder(runs: Path, tmp_path: Path) -> None:
     plan = json.loads((runs / "small" / "plan.json").read_text())
     plan["cells"][0]["folder"] = "../../etc"

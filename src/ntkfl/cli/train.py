@@ -104,9 +104,13 @@ def train(
         raise ConfigError("--resume needs --out, the run's folder")
     data = {"dataset": dataset, "partition": partition, "clients": clients, "alpha": alpha, "standardize": standardize}
     data |= {"targets": targets, "label_column": label_column, "client_column": client_column}
-    tables = {"data": data | {"split_column": split_column}, "model": {"name": model}, "method": {"name": method}}
-    tables["privacy"] = {"secure_sum": secure_sum}
-    given = tables | {"rounds": rounds, "clients_per_round": clients_per_round, "seed": seed}
+    given = {
+        "data": data | {"split_column": split_column},
+        "model": {"name": model},
+        "method": {"name": method},
+        "privacy": {"secure_sum": secure_sum},
+        "": {"rounds": rounds, "clients_per_round": clients_per_round, "seed": seed},
+    }
     base = _settings_before(config, out if resume else None, allow_code)
     run_config = _config(base, given, set_ or [], private)
     display = RoundTable(run_config.method["name"], run_config.rounds, remarks, quiet=as_json)
@@ -145,20 +149,21 @@ def _settings_before(file: Path | None, resumed: Path | None, allow_code: bool) 
     return read.model_dump(mode="json", exclude_unset=True)
 
 
-def _config(base: dict[str, Any], given: dict[str, Any], assigned: Sequence[str], private: bool) -> RunConfig:
-    """The settings of the command line on top of `base`; None is what was not given."""
+def _config(
+    base: dict[str, Any], given: dict[str, dict[str, Any]], assigned: Sequence[str], private: bool
+) -> RunConfig:
+    """The settings of the command line, by table ("": of none), on top of `base`; None is what was not given."""
     from ntkfl.cli.settings import assign, private_name, private_settings
     from ntkfl.federation.config import RunConfig
 
-    for name, value in given.items():
-        if isinstance(value, dict):
-            own = {key: one for key, one in value.items() if one is not None}
-            if name == "method" and own.get("name") not in (None, base.get("method", {}).get("name")):
-                base["method"] = own  # another method: the file's options are not its own
-            elif own:
-                base[name] = base.get(name, {}) | own
-        elif value is not None:
-            base[name] = value
+    for table, values in given.items():
+        own = {name: value for name, value in values.items() if value is not None}
+        if table == "method" and own.get("name") not in (None, base.get("method", {}).get("name")):
+            base["method"] = own  # another method: the file's options are not its own
+        elif own and table:
+            base[table] = base.get(table, {}) | own
+        else:
+            base |= own
     method = base.setdefault("method", {})
     method["name"] = private_name(method.get("name")) if private else method.get("name", METHODS[0])
     assign(base, assigned)
