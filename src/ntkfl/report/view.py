@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,6 @@ def view(run: FoundRun) -> dict[str, Any]:
         "condition": how.kind,
         "text": how.text,
         "caption": run.caption or caption(config),
-        "since": _last_sign(run) if how.kind == "running" else None,
         "length": run.rounds or _number(config.get("rounds")),
         "rounds": [r.get("round", i + 1) for i, r in enumerate(records)],
         "series": _series(records, SERIES) | _series(timings, ["seconds"]) | counted,
@@ -103,14 +101,6 @@ def _counts(value: object) -> Counter[str]:
 
 def _whole(value: object) -> int:
     return value if type(value) is int else 0
-
-
-def _last_sign(run: FoundRun) -> float | None:
-    """When a running run last wrote a round, or its settings: seconds since 1970."""
-    for name in ("history.jsonl", "config.toml"):
-        with suppress(OSError):
-            return round((run.folder.path / name).stat().st_mtime, 1)
-    return None
 
 
 def _series(records: Sequence[Record], names: Sequence[str]) -> dict[str, list[float | None]]:

@@ -235,7 +235,6 @@ function follow() {
       }
     }
   });
-  setInterval(drawRuns, 5000); // how long ago the last sign was
   source.addEventListener("error", () => told("connection lost: what is shown may be old; trying again"));
 }
 if (page.live) follow();
