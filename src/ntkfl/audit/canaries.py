@@ -51,7 +51,9 @@ _RECORDS = 4  # of a canary that is a client
 _SCALE = 30.0  # inputs of canaries, in deviations of the data's: gradients beyond any clip
 Batch = tuple[Tensor, Tensor]
 Arrays = dict[str, Tensor]
-Floats, Ids, Coins = NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+Coins = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,16 @@ class CanaryFinding:
 
     @property
     def shown(self) -> float:
+        """The larger lower bound on ε: what an attacker proved."""
         return max(self.one_run, self.gaussian or 0.0)
 
     @property
     def holds(self) -> bool:
+        """Whether the attacker proved no more than was promised."""
         return self.shown <= self.promised
 
     def dump(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return asdict(self) | {"shown": self.shown, "holds": self.holds}
 
     def __str__(self) -> str:
@@ -117,7 +122,7 @@ def audit_canaries(
         privacy=config.privacy,
         robust=config.robust,
     )
-    attacker = _Attacker(simulation.method, simulation, planted, owners, coins, data.sizes)
+    attacker = _Attacker(cast(NoisySums, simulation.method), simulation, planted, owners, coins, data.sizes)
     simulation.clients.respond, simulation.local.listener = attacker.respond, attacker
     simulation.run(config.rounds, callbacks=[])
     budget, scores, error = method.budget(simulation.task), attacker.scores(), (1 - CONFIDENCE) / 2

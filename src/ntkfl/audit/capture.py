@@ -122,18 +122,21 @@ class _FirstExchange:
         self._rows: dict[bytes, list[tuple[int, int]]] = defaultdict(list)  # by a row's bytes
 
     def asked(self, question: Outgoing, cohort: Sequence[int]) -> None:
+        """A question goes out: the first of the round is kept."""
         first = question if isinstance(question, Message) else question[cohort[0]]
         self.hearing = first.round == self.round and not self.cohort
         if self.hearing:
             self.cohort, self.question = tuple(cohort), first.encode()
 
     def sent(self, client: int, message: Message) -> None:
+        """A client answers: of shuffled rows it is kept who sent which."""
         if self.hearing and self.shuffled:
             kind = self.method.replies[Message.decode(self.question).kind]
             for n, row in enumerate(kind(message.arrays, message.halves).split()):
                 self._rows[row.message(self.round).encode()].append((client, n))
 
     def answered(self, replies: Sequence[Reply]) -> None:
+        """The replies as the aggregator has them, and the sender of each row."""
         if self.hearing:
             self.replies = [reply.message(self.round).encode() for reply in replies]
             rows = [row.message(self.round).encode() for reply in replies for row in reply.split()]

@@ -42,6 +42,7 @@ class Finding:
 
     @property
     def mean(self) -> float:
+        """The mean over trials."""
         return statistics.fmean(self.values)
 
     @property

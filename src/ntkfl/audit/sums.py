@@ -57,10 +57,12 @@ class ReceivedSums:
 
     @property
     def samples(self) -> int:
+        """How many records are in the sum, as the sum itself tells."""
         return int(self.sums.arrays[SAMPLES])
 
     @property
     def gradient(self) -> Tensor:
+        """∂L/∂w summed over the records, [d]."""
         return self.sums.arrays[GRADIENT]
 
     def factor(self, layer: LinearLayer) -> Tensor | None:

@@ -102,9 +102,15 @@ def train(
 
     if resume and out is None:
         raise ConfigError("--resume needs --out, the run's folder")
-    data = {"dataset": dataset, "partition": partition, "clients": clients, "alpha": alpha, "standardize": standardize}
+    data: dict[str, Any] = {
+        "dataset": dataset,
+        "partition": partition,
+        "clients": clients,
+        "alpha": alpha,
+        "standardize": standardize,
+    }
     data |= {"targets": targets, "label_column": label_column, "client_column": client_column}
-    given = {
+    given: dict[str, dict[str, Any]] = {
         "data": data | {"split_column": split_column},
         "model": {"name": model},
         "method": {"name": method},
@@ -184,6 +190,7 @@ def _notes(config: RunConfig) -> list[str]:
 
 
 def _stopped(out: Path | None, code: bool) -> str:
+    """The line of an interrupted run: what is kept, and how to go on."""
     if out is None:
         return "stopped; nothing was kept, as no --out was given"
     from ntkfl.federation.run_folder import RunFolder

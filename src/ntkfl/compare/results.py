@@ -60,6 +60,7 @@ class Row:
 
     @property
     def unchosen(self) -> bool:
+        """Whether its search chose nothing, so that nothing was run."""
         return set(self.failed) == {NOTHING_CHOSEN}
 
     def finished(self, curves: list[list[float]]) -> list[list[float]]:
@@ -108,6 +109,7 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
 
 
 def _reached(target: float, curves: Sequence[Sequence[float]], *ways: Sequence[Sequence[float]]) -> Reached:
+    """The first round at the target of each seed's curve, and the bytes sent until then."""
     firsts = [next((i for i, a in enumerate(curve) if a >= target), None) for curve in curves]
     sent = ([None if i is None else one[i] for i, one in zip(firsts, way, strict=True)] for way in ways)
     return Reached(target, [None if i is None else i + 1 for i in firsts], *sent)
@@ -170,14 +172,16 @@ def columns(comparison: Comparison, rows: Sequence[Row]) -> tuple[list[str], lis
 
 
 def row_settings(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
-    """What each row's runs have otherwise than the defaults and than the other rows, in words."""
+    """What each row has otherwise than the defaults and the other rows, and what was searched, in words."""
     entries = {entry.label: entry for entry in comparison.entries}
     texts = []
     for row in rows:
         entry, seed = entries[row.label], comparison.seeds[0]
         run = comparison.run(entry, seed, {}, method=row.setting or entry.method).model_dump(mode="json")
         words = options(run)
-        if entry.clients_per_round is not None:
+        shown = {word.split()[0] for word in words}
+        words += [f"{name} {row.setting[name]:g}" for name in entry.grid if name in row.setting and name not in shown]
+        if entry.clients_per_round is not None and row.label != ALONE:
             words.append(f"{plural(entry.clients_per_round, 'client')} per round")
         if entry.model is not None:
             words.append(f"network {entry.model.name}")

@@ -133,6 +133,7 @@ class Comparison(Options):
 
     @staticmethod
     def read(path: Path) -> Comparison:
+        """From a TOML file; its name is the comparison's, unless the file gives one."""
         values = read_toml(path)
         values.setdefault("name", path.stem)
         return Comparison(**values)

@@ -46,6 +46,7 @@ class Cell:
 
     @property
     def key(self) -> str:
+        """The digest: of settings, the source of a user's own code, their data file, and the client."""
         values = {k: v for k, v in spelled_out(self.config).items() if k not in ("rounds", "stop_at")}
         values |= {f"code {name}": source_digest(name) for name in self.config.code}  # an edited method is run again
         if is_own(self.config.data.dataset):
@@ -56,6 +57,7 @@ class Cell:
 
     @property
     def folder(self) -> RunFolder:
+        """The run's folder."""
         return RunFolder(self.root / self.key)
 
     def history(self) -> list[Record]:
@@ -74,6 +76,7 @@ class Cell:
 
     @property
     def finished(self) -> bool:
+        """Whether nothing is left to do: all rounds, an early end, or divergence."""
         if self.folder.diverged:  # a result: it would be the same next time
             return True
         records, stop = self.history(), self.config.stop_at

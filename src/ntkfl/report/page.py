@@ -68,6 +68,7 @@ def _source(text: str) -> str:
 
 
 def title(paths: Sequence[Path]) -> str:
+    """The names of the folders, the first three of many."""
     names = [path.resolve().name for path in paths]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 

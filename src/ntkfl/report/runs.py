@@ -66,6 +66,7 @@ def require(paths: Sequence[Path]) -> tuple[list[FoundRun], tuple[float, ...]]:
 
 
 def _below(path: Path, name: str, depth: int) -> Iterator[tuple[FoundRun, tuple[float, ...]]]:
+    """The runs in a folder and below it, each with the accuracies that its comparison aims at."""
     if (path / PLAN).is_file():
         yield from _comparison(path, name)
     elif RunFolder(path).holds_run:
@@ -77,6 +78,7 @@ def _below(path: Path, name: str, depth: int) -> Iterator[tuple[FoundRun, tuple[
 
 
 def _comparison(path: Path, name: str) -> Iterator[tuple[FoundRun, tuple[float, ...]]]:
+    """The runs of a comparison by its plan, named by method and seed."""
     plan = read_plan(path)
     seeds = len({cell.seed for cell in plan.cells}) > 1
     for cell in plan.cells:

@@ -104,6 +104,7 @@ def _whole(value: object) -> int:
 
 
 def _series(records: Sequence[Record], names: Sequence[str]) -> dict[str, list[float | None]]:
+    """One number per round for each name that any record has."""
     found = {name: [_number(r.get(name)) for r in records] for name in names}
     return {name: values for name, values in found.items() if any(v is not None for v in values)}
 
@@ -161,6 +162,7 @@ def _privacy(config: Mapping[str, Any], records: Sequence[Record]) -> dict[str, 
 
 
 def _promise(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """One guarantee in words, and what it assumes."""
     assumed = stated.get("assumptions")
     lines = [_text(line) for line in assumed] if isinstance(assumed, list) else []
     return {"says": f"{_size(stated)}, against {_text(stated.get('against'))}", "assumptions": lines}
@@ -175,6 +177,7 @@ def _size(of: Mapping[str, Any]) -> str:
 
 
 def _text(value: object) -> str:
+    """A value as a person reads it; of a long list its ends and its length."""
     if isinstance(value, list) and len(value) > 6:
         return f"{_text(value[0])}, {_text(value[1])} … {_text(value[-1])} ({len(value)})"
     if isinstance(value, list):
