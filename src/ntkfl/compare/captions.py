@@ -30,9 +30,11 @@ def caption(config: Values) -> str:
     if "class" in model:  # made in Python
         words.append(f"{model['class']} of {model.get('weights')} weights")
     else:
-        hidden = model.get("hidden") or ([100] if model.get("name") == "mlp" else [])
-        name = f"head on {model['backbone']}" if model.get("backbone") else model.get("name", "")
-        words.append(f"{name} with {'-'.join(map(str, hidden))} hidden units" if hidden else str(name))
+        name = f"head on {model['backbone']}" if model.get("backbone") else str(model.get("name", ""))
+        hidden = model.get("hidden") or [100]
+        if name == "mlp" and isinstance(hidden, list):
+            name += f" with {'-'.join(map(str, hidden))} hidden units"
+        words.append(name)
     if method:
         words.append(": ".join(filter(None, [str(method.get("name")), ", ".join(options(config))])))
     return ", ".join(filter(None, words))
