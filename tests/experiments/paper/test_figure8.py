@@ -13,7 +13,7 @@ from ntkfl.data.catalog import locate
 def curve(levels: dict[str, tuple[float, float]]) -> Curve:
     """Two sparsities, two pictures each: `levels` are the mean SSIM at 50 and 90 %."""
     points = [
-        Point(s, attack, (mean - 0.01, mean + 0.01), (20.0, 21.0), torch.zeros(1, 1, 28, 28))
+        Point(s, attack, (mean - 0.01, mean + 0.01), torch.zeros(1, 1, 28, 28))
         for attack, means in levels.items()
         for s, mean in zip((0.5, 0.9), means, strict=True)
     ]
