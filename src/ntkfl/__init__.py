@@ -9,6 +9,7 @@ from ntkfl.version import __version__
 
 if TYPE_CHECKING:
     from ntkfl import data, methods, models, tangent
+    from ntkfl.compare.run import compare
     from ntkfl.federation.run import Run
     from ntkfl.federation.simulation import Progress, train
     from ntkfl.tangent import Evolution, Jacobian, Loss, concatenate, evolve, geometric_steps, jacobian
@@ -21,6 +22,7 @@ __all__ = [
     "Progress",
     "Run",
     "__version__",
+    "compare",
     "concatenate",
     "data",
     "evolve",
@@ -39,7 +41,7 @@ if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"
     os.environ["OMP_WAIT_POLICY"] = "passive"
 
 # Imported when first used: the command line answers `--help` without waiting seconds for torch.
-_ROOMS = ("data", "methods", "models", "tangent")
+_ROOMS = ("compare", "data", "methods", "models", "tangent")
 _HOMES = {
     "Run": "ntkfl.federation.run",
     **dict.fromkeys(("Progress", "train"), "ntkfl.federation.simulation"),

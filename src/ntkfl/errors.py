@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import os
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
+
+_PATHS = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+_LIBRARIES = [Path(path).resolve() for path in (f"{__file__}/..", *(sysconfig.get_path(name) for name in _PATHS))]
 
 
 class NTKFLError(Exception):
@@ -70,3 +77,31 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> ConfigError:
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return ConfigError(f"unknown {kind} {name!r}: {hint}valid are {', '.join(names)}")
+
+
+def own_frames(error: BaseException) -> list[str]:
+    """'file, line 12, in answer: source' for each frame outside of installed packages, outermost first.
+
+    An error that has none may have another for its cause: of a network, say, that fails on its inputs.
+    """
+    at: BaseException | None = error
+    found: list[str] = []
+    while at is not None and not found:
+        for frame in traceback.extract_tb(at.__traceback__):
+            file = Path(frame.filename)
+            if file.exists() and not any(file.resolve().is_relative_to(library) for library in _LIBRARIES):
+                found.append(f"{near(file)}, line {frame.lineno}, in {frame.name}: {frame.line}")
+        at = at.__cause__
+    return found
+
+
+def said(error: BaseException) -> str:
+    """An error of ours says what to do by itself; others go by their type."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, NTKFLError) else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def near(path: Path) -> str:
+    """Relative to the working folder where it lies there."""
+    there = path.resolve()
+    return os.path.relpath(there) if there.is_relative_to(Path.cwd()) else str(there)

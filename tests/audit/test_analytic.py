@@ -9,9 +9,8 @@ from torch import nn
 import ntkfl
 from ntkfl.audit.analytic import gaussian_prior, invert, lift, linear_layers
 from ntkfl.audit.capture import capture
-from ntkfl.audit.measures import relative_error
-from ntkfl.audit.received import rows_of
-from ntkfl.audit.reconstruction import attack
+from ntkfl.audit.finding import relative_error
+from ntkfl.audit.rows import inputs, rows_of
 from ntkfl.privacy.projection import RunSecret, make_projection
 from ntkfl.privacy.sparsify import sparsify
 from tests.audit.fixtures import config
@@ -83,7 +82,7 @@ def test_convolutions_give_pictures_in_factors_and_nothing_in_closed_form_otherw
 def test_a_first_layer_that_is_used_twice_gives_inputs_in_factors_and_nothing_in_closed_form_otherwise() -> None:
     for form, found in (("factored", True), ("dense", False)):
         method, model = {"name": "ntk-fl", "form": form}, {"name": f"{__name__}:shared_first"}
-        findings = attack(capture(config(method, model=model, privacy={"subsample_rate": 0.05})))
+        findings = inputs(capture(config(method, model=model, privacy={"subsample_rate": 0.05})))
         errors = [f.mean for f in findings if (f.attack, f.measure) == ("analytic inversion", "relative error")]
         assert bool(errors) is found
         assert all(error < 1e-6 for error in errors)

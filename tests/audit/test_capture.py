@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ntkfl.audit.capture import capture, capture_of_run
-from ntkfl.audit.received import rows_of, spread
+from ntkfl.audit.rows import rows_of
 from ntkfl.errors import ConfigError, RunFolderError
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import execute
@@ -40,10 +40,10 @@ def test_shuffled_rows_are_aligned_with_who_sent_them() -> None:
     torch.testing.assert_close(caught.task.predict(caught.weights, x), rows.outputs)
     assert caught.projection is not None
     torch.testing.assert_close(caught.projection(raw), x)
-    assert caught.senders is not None
+    senders = [client for client, _ in caught.sent_by]
     own = {i: len(labels) for i, (_, labels) in zip(caught.cohort, caught.truth, strict=True)}
-    assert {i: caught.senders.count(i) for i in caught.cohort} == own
-    assert sorted(caught.senders) != caught.senders  # mixed
+    assert {i: senders.count(i) for i in caught.cohort} == own
+    assert sorted(senders) != senders  # mixed
 
 
 def test_a_run_is_replayed_and_must_be_the_same(tmp_path: Path) -> None:
@@ -59,11 +59,3 @@ def test_a_run_is_replayed_and_must_be_the_same(tmp_path: Path) -> None:
     (path / "history.jsonl").write_text(json.dumps(first) + "\n" + lines[1] + "\n")
     with pytest.raises(RunFolderError, match="train_loss of round 1"):
         capture_of_run(path, 2)
-
-
-def test_spread_covers_the_round_and_no_more() -> None:
-    caught = capture(ROWS, 1)
-    total = sum(len(y) for _, y in caught.truth)
-    assert spread(caught, total + 5) == list(range(total))
-    few = spread(caught, 3)
-    assert torch.equal(rows_of(caught, few).index, torch.tensor(few))

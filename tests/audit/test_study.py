@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,8 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from ntkfl.audit.capture import capture
-from ntkfl.audit.finding import ROLES, Finding
-from ntkfl.audit.measures import best_ssim, guesses, psnr, relative_error, ssim
+from ntkfl.audit.finding import ROLES, Finding, best_ssim, guesses, relative_error, ssim
 from ntkfl.audit.study import study
 from ntkfl.cli import app
 from tests.audit.fixtures import config
@@ -29,15 +24,12 @@ def test_success_is_what_is_gained_over_guessing() -> None:
     assert finding(0.3).success == 0  # worse than guessing is no gain
     assert finding(0.05, guess=1.0, perfect=0.0).success == pytest.approx(0.95)  # errors: less is more
     assert finding(0.7).spread == pytest.approx(0.1 * 2**0.5)
-    with pytest.raises(ValueError, match="unknown role"):
-        Finding("a", "nobody", "x", "SSIM", (1.0,), 0.0)
 
 
 def test_measures_on_cases_one_can_check() -> None:
     x = torch.rand(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(ssim(x, x), torch.ones(3))
     assert float(ssim(x, 1 - x).max()) < 0
-    torch.testing.assert_close(psnr(x * 0, x * 0 + 0.1), torch.full((3,), 20.0), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(relative_error(x, 1.5 * x), torch.full((3,), 0.5))
     assert torch.allclose(best_ssim(x, x.flip(0)), torch.ones(3))
     public = (torch.tensor([[0.0], [2.0], [5.0]]), torch.tensor([0, 0, 1]))
@@ -58,25 +50,6 @@ def test_a_study_of_hidden_rows() -> None:
     assert set(result.verdicts) == set(ROLES)
     assert "who sent every row" in result.verdicts["aggregator+shuffler"]
     assert json.loads(json.dumps(result.dump()))["findings"]
-
-
-def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
-    toml = tmp_path / "plan.toml"
-    toml.write_text('[data]\ndataset = "digits"\nclients = 20\n[method]\nname = "ntk-fl"\n')
-    command = [sys.executable, "-m", "ntkfl", "audit", "--config", str(toml), "--out", str(tmp_path / "out")]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    # Where the suite itself runs in the background, interrupts are ignored, and a child would inherit that.
-    listening = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, **pipes, text=True, preexec_fn=listening) as process:
-        assert process.stderr is not None
-        while "listening" not in process.stderr.readline():  # how far it is goes where results do not
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        _, complaint = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert complaint.strip().endswith("stopped; nothing was written")
-    assert "Traceback" not in complaint
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_line_writes_a_folder_and_says_what_is_wrong(tmp_path: Path) -> None:

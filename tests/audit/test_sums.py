@@ -12,9 +12,18 @@ from ntkfl.audit.analytic import linear_layers
 from ntkfl.audit.capture import Capture, capture
 from ntkfl.audit.finding import Finding
 from ntkfl.audit.membership import area
-from ntkfl.audit.received import sums_of, total_of
 from ntkfl.audit.study import study, verdicts
-from ntkfl.audit.sums import alignment, attack, counts_by_public, layer_gradient, leverage, on_sums, outside
+from ntkfl.audit.sums import (
+    alignment,
+    attack,
+    counts_by_public,
+    layer_gradient,
+    leverage,
+    on_sums,
+    outside,
+    sums_of,
+    total_of,
+)
 from ntkfl.federation.config import build_model, load_data
 from ntkfl.methods import ClientRound
 from ntkfl.privacy.randomness import Randomness
@@ -68,13 +77,12 @@ def test_few_samples_are_given_away(method: dict[str, object]) -> None:
         assert few["class counts, sums"].mean > 0.6
 
 
-def test_totals_tell_less_of_records_and_all_of_means(heard: Capture, found: dict[tuple[str, str], Finding]) -> None:
+def test_totals_tell_less_of_records(heard: Capture, found: dict[tuple[str, str], Finding]) -> None:
     member = "membership by input factor, sums"
     few = of_few(heard, 8)[member].mean
     assert few > found[member, "aggregator"].mean + 0.3
     assert few > found[member, "secure-sum"].mean + 0.5
     for role in ("aggregator", "secure-sum"):
-        assert found["mean input, sums", role].mean < 0.01
         assert found["class counts, sums", role].mean > 0.9
     assert {role for _, role in found} == {"aggregator", "secure-sum"}
 
@@ -129,7 +137,6 @@ def test_of_a_secure_sum_the_total_alone_is_attacked(found: dict[tuple[str, str]
     (two,) = [f for f in result.findings if f.attack == wanted]
     assert found[wanted, "secure-sum"].values == two.values
     assert result.verdicts["aggregator"] == "has the total alone."
-    assert "of inputs' mean" in result.verdicts["secure-sum"]
     together = result.verdicts["aggregator+shuffler"]
     assert together == "opens every client's reply, by name: masks hide nothing from the two together."
 

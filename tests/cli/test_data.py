@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from ntkfl.cli.data import app
+from ntkfl.cli.data import data as app
 from ntkfl.data import Dirichlet, catalog, load
-from ntkfl.errors import DataError
 
 
 @pytest.fixture(autouse=True)
@@ -47,12 +46,6 @@ def test_list_says_what_is_there_and_how_to_get_the_rest(bare: Path) -> None:
 def test_fetch_of_what_is_there_checks_it() -> None:
     result = run("fetch", "digits")
     assert result.stdout == "digits: 1,442 training and 355 test rows, checked, built in\n"
-
-
-def test_fetch_names_what_cannot_be_had() -> None:
-    error = run("fetch", "femnist").exception
-    assert isinstance(error, DataError)
-    assert "preprocess.sh" in str(error)
 
 
 def test_show_prints_the_counts() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ntkfl.cli.private import private_settings
+from ntkfl.cli.settings import private_settings
 from ntkfl.data.files import from_file
 from ntkfl.errors import ConfigError
 from ntkfl.report.runs import find
@@ -73,39 +73,11 @@ def test_what_would_void_the_promise_is_refused(given: dict[str, Any]) -> None:
         private_settings(given)
 
 
-def test_sums_need_their_clients() -> None:
-    few = ntkfl("train", *SMALL, "--set", "noise_clients=9")
-    assert few.returncode != 0
-    assert "ε counts on 9 clients" in few.stderr
-
-
-def test_a_clients_privacy(tmp_path: Path) -> None:
-    given = ["--method", "dp-fedavg", "--set", "local_steps=2", "--set", "epsilon=30"]
-    done = ntkfl("train", *SMALL, *given, "--out", tmp_path / "a")
-    assert done.returncode == 0, done.stderr
-    assert (
-        "private (simulated): ε = 30, δ = 1e-05 for a client over 2 rounds, against whoever sees the sums"
-        in done.stdout
-    )
-    assert "privacy spent: ε = 30 (simulated) at δ = 1e-05 for a client" in done.stdout
-    assert json.loads((tmp_path / "a" / "history.jsonl").read_text().splitlines()[-1])["unit"] == "client"
-
-
 def test_the_test_fifth_of_a_file_is_outside_the_promise(tmp_path: Path) -> None:
     file = tmp_path / "sites.csv"
     file.write_text("a,label,client\n" + "".join(f"{i}.5,{i % 2},site-{i % 6}\n" for i in range(60)))
-    given = [
-        "--dataset",
-        file,
-        "--set",
-        "hidden=[4]",
-        "--rounds",
-        "1",
-        "--clients-per-round",
-        "6",
-        "--set",
-        "epsilon=30",
-    ]
+    small = "--set hidden=[4] --rounds 1 --clients-per-round 6 --set epsilon=30"
+    given = ["--dataset", file, *small.split()]
     done = ntkfl("train", *given, "--private", "--out", tmp_path / "a")
     assert done.returncode == 0, done.stderr
     held = len(from_file(file).test_rows)
@@ -117,22 +89,27 @@ def test_the_test_fifth_of_a_file_is_outside_the_promise(tmp_path: Path) -> None
     assert "covered" not in plain.stdout + (tmp_path / "b" / "config.toml").read_text()  # nothing is promised
 
 
-@pytest.mark.parametrize("name", ["sum-ridge", "private-ridge"])
-def test_ridge_makes_the_same_promise(name: str) -> None:
-    done = ntkfl(
-        "train", "--dataset", "digits", "--clients", "20", "--set", "hidden=[8]", "--private", "--method", name
-    )
+@pytest.mark.parametrize(
+    ("given", "epsilon", "unit", "honest"),
+    [
+        (["--method", "dp-fedavg", "--rounds", "1", "--set", "local_steps=2"], 30, "client", "8 of 8"),
+        (["--method", "sum-ridge", "--rounds", "1", "--clients", "20"], 3, "record", "18 of 20"),
+        (["--method", "private-ridge", "--rounds", "1", "--clients", "20"], 3, "record", "18 of 20"),
+    ],
+    ids=str,
+)
+def test_other_methods_make_the_same_promise(given: list[str], epsilon: int, unit: str, honest: str) -> None:
+    done = ntkfl("train", *SMALL, "--set", f"epsilon={epsilon}", *given)
     assert done.returncode == 0, done.stderr
-    assert (
-        "private (simulated): ε = 3, δ = 1e-05 for a record over 1 round, against whoever sees the sums or the models"
-        in done.stdout
-    )
-    assert (
-        "if at least 18 of 20 clients are honest (2 may not be) and server and shuffler do not collude" in done.stdout
-    )
-    assert "privacy spent: ε = 3 (simulated) at δ = 1e-05 for a record" in done.stdout
+    size = f"ε = {epsilon}, δ = 1e-05 for a {unit} over 1 round"
+    assert f"private (simulated): {size}, against whoever sees the sums" in done.stdout
+    assert f"if at least {honest} clients are honest" in done.stdout
+    assert f"privacy spent: ε = {epsilon} (simulated) at δ = 1e-05 for a {unit}" in done.stdout
+
+
+def test_ridge_spends_all_in_one_round() -> None:
     with pytest.raises(ConfigError, match="ε is for 1 round, and the run has 2"):
-        private_settings({"method": {"name": name}, "rounds": 2})
+        private_settings({"method": {"name": "private-ridge"}, "rounds": 2})
 
 
 def test_a_run_says_whether_rows_hold_inputs() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import click
 import pytest
 from typer.testing import CliRunner
-from typer.utils import get_params_from_function
 
 from ntkfl.cli import app, verbs
 from ntkfl.data import NAMES
@@ -47,44 +44,15 @@ def test_names_known_without_torch_are_the_names_there_are() -> None:
 def test_every_verb_has_an_example_that_parses(name: str) -> None:
     command = verbs.load(name)
     text = command.help or ""
-    assert text.startswith(verbs.VERBS[name].split(",")[0].rstrip(".")[:18])
+    assert text.startswith(verbs.VERBS[name][0].split(",")[0].rstrip(".")[:18])
     words = text.split("Example: ntkfl ")[1].split("\n")[0].split()
     assert words[0] == name
     with click.Context(command) as context:
         command.parse_args(context, words[1:])
-
-
-def test_everything_that_can_be_given_is_explained() -> None:
-    for name in verbs.VERBS:
-        command = verbs.load(name)
-        inner = list(command.commands.values()) if isinstance(command, click.Group) else [command]
-        for one in inner:
-            assert one.help, f"{name} {one.name}"
-            for parameter in one.params:
-                assert getattr(parameter, "help", None), f"{name} {one.name}: {parameter.name}"
-
-
-def written(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every piece of help as its author wrote it: of the command and all in it, with the words that lead there."""
-    if isinstance(command, click.Group):
-        for name, inner in command.commands.items():
-            yield from written(inner, (*path, name))
-        return
-    assert command.callback is not None
-    for parameter in get_params_from_function(inspect.unwrap(command.callback)).values():
-        yield path, parameter.default.help
-    yield from ((path, line) for line in inspect.getdoc(inspect.unwrap(command.callback)).split("\n\n"))  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("name", verbs.VERBS)
-def test_help_says_all_that_was_written(name: str) -> None:
-    """Nothing in square brackets is taken for a style and left out."""
-    shown: dict[tuple[str, ...], str] = {}
-    wide = {"COLUMNS": "2000", "TERMINAL_WIDTH": "2000", "NO_COLOR": "1"}
-    for path, text in written(verbs.load(name), (name,)):
-        if path not in shown:
-            shown[path] = "".join(CliRunner().invoke(app, [*path, "--help"], env=wide).output.split())
-        assert "".join(text.split()) in shown[path], (path, text)
+    for one in command.commands.values() if isinstance(command, click.Group) else [command]:
+        assert one.help, f"{name} {one.name}"
+        for parameter in one.params:  # everything that can be given is explained
+            assert getattr(parameter, "help", None), f"{name} {one.name}: {parameter.name}"
 
 
 def test_an_unknown_verb_is_told_which_is_near() -> None:

@@ -24,7 +24,6 @@ hidden = [12]
 [search]
 hold_out = 6
 rounds = [1, 2]
-extend = 1
 [[methods]]
 label = "NTK-FL"
 rounds = 2
@@ -36,9 +35,9 @@ grid = { lr = [0.1, 0.3], local_steps = [2, 4] }
 """
 
 
-def ntkfl(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ntkfl", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "ntkfl", *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=280)
 
 
 def read(tmp_path: Path, text: str = TOML) -> Comparison:

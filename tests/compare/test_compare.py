@@ -3,49 +3,27 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ntkfl.compare.results import (
-    Reached,
-    bytes_text,
-    columns,
-    reached_text,
-    spread,
-    summarise,
-)
+import ntkfl
+from ntkfl.compare.captions import caption, options
+from ntkfl.compare.results import Reached, bytes_text, columns, differences, reached_text, spread, summarise
+from ntkfl.compare.spec import ALONE, Comparison
 from ntkfl.compare.trials import Cell
+from ntkfl.data.seeds import generator
 from ntkfl.errors import ConfigError
-from ntkfl.federation.config import RunConfig
+from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.federation.run_folder import RunFolder
-from tests.compare.comparisons import TOML, ntkfl, read
-
-
-def test_a_curve_may_have_a_network_and_cohorts_of_its_own(tmp_path: Path) -> None:
-    other = (
-        TOML
-        + """[[methods]]
-label = "ridge"
-clients_per_round = 24
-model = { name = "ntkfl_experiments.rivals.models:random_features", options = { features = 50 } }
-method = { name = "sum-ridge" }
-"""
-    )
-    comparison = read(tmp_path, other)
-    ntk, _, ridge = (comparison.run(entry, 0, {}) for entry in comparison.methods)
-    assert (ntk.clients_per_round, ntk.model.hidden) == (4, (12,))
-    assert (ridge.clients_per_round, ridge.model.name, ridge.model.options) == (
-        24,
-        "ntkfl_experiments.rivals.models:random_features",
-        {"features": 50},
-    )
+from tests.compare.comparisons import TOML, command, read
 
 
 def test_end_to_end_and_cached(tmp_path: Path) -> None:
     read(tmp_path)
-    first = ntkfl("compare", tmp_path / "small.toml", "--out", tmp_path / "out")
+    first = command("compare", tmp_path / "small.toml", "--out", tmp_path / "out")
     assert first.returncode == 0, first.stderr
     assert "not in 4" in first.stdout  # nobody reaches 99.9 % in four rounds: an honest cell
     document = json.loads((tmp_path / "out/results.json").read_text())
@@ -57,11 +35,18 @@ def test_end_to_end_and_cached(tmp_path: Path) -> None:
     assert set(chosen["chosen"]) == {"lr", "local_steps"}
     assert chosen["chosen"]["lr"] in chosen["searched"]["lr"]
     said = " ".join(first.stdout.split())
-    assert "FedAvg: searched lr in {0.1, 0.3" in said or "FedAvg: searched lr in {0.033, 0.1, 0.3" in said
+    assert "FedAvg: searched lr in {0.1, 0.3}; local_steps in {2, 4}" in said
     assert "on 6 held-out clients; chose lr" in said
     about, _, *table = (tmp_path / "out/table.md").read_text().splitlines()
-    assert about.startswith("digits, ")
-    assert about.endswith("± is the sample standard deviation over seeds 0, 1.")
+    assert about.startswith(
+        "digits, 30 clients (Dirichlet α = 0.1, composition), 4 per round, mlp with 12 hidden units"
+    )
+    assert about.endswith("seeds 0, 1 (± is the sample standard deviation over them).")
+    assert any(line.startswith("- FedAvg less NTK-FL: ") for line in table)
+    tex = (tmp_path / "out/table.tex").read_text()
+    assert r"rounds to 30\% & MiB up + down to 30\% &" in tex
+    assert r" $\pm$ " in tex
+    assert tex.count(r" \\") == 3
     assert len({line.count("|") for line in table[:4]}) == 1
     assert (tmp_path / "out/curves.png").stat().st_size > 10_000
     for way in ("uplink", "downlink"):  # cumulative, in the file as in the runs' own histories
@@ -70,7 +55,7 @@ def test_end_to_end_and_cached(tmp_path: Path) -> None:
         assert ntk[f"{way}_mib"][0][1] == pytest.approx(sent, rel=1e-4)
 
     stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("history.jsonl")}
-    again = ntkfl("compare", tmp_path / "small.toml", "--out", tmp_path / "out")
+    again = command("compare", tmp_path / "small.toml", "--out", tmp_path / "out")
     assert again.returncode == 0, again.stderr
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("history.jsonl")} == stamps
     assert json.loads((tmp_path / "out/results.json").read_text())["rows"] == document["rows"]
@@ -82,13 +67,37 @@ def plan_cells(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_diverging_setting_is_a_result(tmp_path: Path) -> None:
-    text = TOML.replace("lr = [0.1, 0.3]", "lr = [0.1, 1e30]").replace("extend = 1", "extend = 0")
-    read(tmp_path, text)
-    finished = ntkfl("compare", tmp_path / "small.toml", "--out", tmp_path / "out", "--workers", "1")
-    assert finished.returncode == 0, finished.stderr
+    comparison = read(tmp_path, TOML.replace("lr = [0.1, 0.3]", "lr = [0.1, 1e30]"))
+    ntkfl.compare(comparison, tmp_path / "out")
     document = json.loads((tmp_path / "out/results.json").read_text())
     assert document["searches"]["FedAvg"]["chosen"]["lr"] == 0.1
-    assert "✗ FedAvg (lr 1e+30" in finished.stdout
+
+
+def test_from_python_a_row_for_every_method_and_seed(tmp_path: Path) -> None:
+    """And clients that train alone: the mean of ten of the thirty, who send nothing, and learn less than together."""
+    given: dict[str, Any] = {
+        "name": "small", "rounds": 3, "clients_per_round": 8, "seeds": [0, 1], "targets": [0.3], "alone": True,
+        "data": {"dataset": "digits", "clients": 30}, "model": {"hidden": [12]},
+        "methods": [{"label": "sums", "method": "sum-ntk-fl"}, {"label": "FedAvg", "method": "fedavg"}],
+    }  # fmt: skip
+    rows = ntkfl.compare(given, tmp_path / "out")
+    rows = rows if isinstance(rows, list) else rows.to_dict("records")
+    assert [(row["method"], row["seed"]) for row in rows] == [
+        ("sums", 0), ("sums", 1), ("FedAvg", 0), ("FedAvg", 1), (ALONE, 0), (ALONE, 1),
+    ]  # fmt: skip
+    alone = rows[4]
+    assert (alone["rounds"], alone["uplink_mib"]) == (3, 0)
+    assert alone["accuracy"] < rows[0]["accuracy"]
+    comparison = Comparison(**given)
+    single = [h for h in (tmp_path / "out/cells").rglob("history.jsonl") if "clients" in h.read_text()]
+    assert len(single) == 2 * (2 + 10)
+    (data,) = {load_data(comparison.run(comparison.methods[0], 0, {}))}
+    drawn = generator(0, "alone").permutation(30)[:10]
+    entry = comparison.entries[-1]
+    cells = [Cell("", comparison.run(entry, 0, {}), tmp_path / "out/cells", int(client)) for client in drawn]
+    assert [cell.history()[-1]["samples"] for cell in cells] == [data.sizes[client] for client in drawn]
+    last = [cell.history()[-1]["test_accuracy"] for cell in cells]
+    assert alone["accuracy"] == pytest.approx(sum(last) / 10)
 
 
 def test_a_cells_key_is_its_content(tmp_path: Path) -> None:
@@ -111,7 +120,7 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
             sent = {"uplink_bytes": 2**20, "downlink_bytes": 3 * 2**20}
             cell.folder.append("history.jsonl", {"round": r, "test_accuracy": a, "last_accuracy": a / 2, **sent})
             cell.folder.append("timings.jsonl", {"round": r, "seconds": 0.5, "device": "cpu"})
-        cells.append(cell)
+        cells.append([cell])
     row = summarise(comparison, "x", {}, cells)
     assert row.reached[0] == Reached(0.3, [2, 4], [2.0, 4.0], [6.0, 12.0])
     assert bytes_text(row.reached[0]) == "3 + 9 = 12"
@@ -124,6 +133,27 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
     assert spread([3.0, None, 5.0]) == "4 ± 1 (2 of 3)"
     headers, (cells_,) = columns(comparison, [row])
     assert dict(zip(headers, cells_, strict=True))["% r4"] == "35.5 ± 6.4"  # mean and spread of 40 and 31
+
+
+def test_differences_are_paired_by_seed_with_students_interval(tmp_path: Path) -> None:
+    """Gains of 2, 4 and 6 points: 4 ± 4.303 · 2 / √3."""
+    comparison = read(tmp_path, TOML.replace("seeds = [0, 1]", "seeds = [0, 1, 2]"))
+    first, second = ([[a] for a in accuracies] for accuracies in ([0.5, 0.6, 0.7], [0.52, 0.64, 0.76]))
+    row = summarise(comparison, "NTK-FL", {}, [[], [], []])
+    a, b = (replace(row, label=label, accuracy=own, failed=[""] * 3) for label, own in (("a", first), ("b", second)))
+    assert differences(comparison, [a, b]) == ["b less a: +4.0 points (95 % t-interval -1.0 to +9.0, 3 seeds)"]
+    assert differences(comparison, [a, replace(b, failed=["", "x", "x"])]) == []
+
+
+def test_captions_say_what_was_run_and_every_option_that_is_not_the_default() -> None:
+    method = {"name": "fedavg", "lr": 0.5, "local_steps": 20}
+    config = RunConfig(data={"dataset": "digits", "clients": 30, "alpha": 0.5, "reading": "shares"}, method=method)
+    where = "digits, 30 clients (Dirichlet α = 0.5, shares), 20 per round, mlp with 100 hidden units"
+    assert caption(config.model_dump(mode="json")) == f"{where}, fedavg: lr 0.5"
+    private = RunConfig(method={"name": "private-sums"}, privacy={"epsilon": 3.0, "secure_sum": True})
+    assert options(private.model_dump(mode="json")) == ["secure_sum True", "epsilon 3"]
+    own = {"method": {"name": "mine:Class", "a": [1, 2, 3, 4]}, "data": {"dataset": "mine:data"}, "robust": "on"}
+    assert caption(own) == "mine:data, mine:Class: a 1 … 4, robust on"
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,14 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
 from ntkfl.cli import app
-from ntkfl.compare import trials
+from ntkfl.compare.trials import Workers
 from ntkfl.report.runs import find
 from ntkfl.report.view import view
 
@@ -52,25 +50,10 @@ method = { name = "broken_method:Broken", local_steps = 1 }
 """
 
 
-class InThisProcess:
-    """A pool that does its work at once: no process to start."""
-
-    def __init__(self, count: int) -> None:
-        pass
-
-    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(work(*arguments))
-        return future
-
-    def close(self, at_once: bool = False) -> None:
-        pass
-
-
 @pytest.fixture
 def compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Result]]:
     """The command, in a folder with the method above."""
-    monkeypatch.setattr(trials, "Pool", InThisProcess)
+    monkeypatch.setattr("ntkfl.cli.compare.Workers", lambda count, device: Workers(0, device))  # in this process
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "broken_method.py").write_text(METHOD)

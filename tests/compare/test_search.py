@@ -1,35 +1,33 @@
-"""Settings are chosen on held-out clients, within bounds, and what lies at an edge is said."""
+"""Settings are chosen on held-out clients, by rounds that are reported, and what lies at an edge is said."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from ntkfl.compare.results import (
-    search_lines,
-)
-from ntkfl.compare.search import describe, edges_of, search
+from ntkfl.compare.results import search_lines
+from ntkfl.compare.search import describe, search
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell
 from ntkfl.federation.run_folder import RunFolder
 from tests.compare.comparisons import TOML, FakeRuns, read
 
 
-def test_search_follows_held_out_clients_and_extends_edges(tmp_path: Path) -> None:
-    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 5"))
-    runs = FakeRuns(lambda m: 0.9 - abs(m["lr"] - 2.7) / 10 - abs(m["local_steps"] - 4) / 100)
+def test_a_search_follows_held_out_clients_and_says_what_lies_at_an_edge(tmp_path: Path) -> None:
+    comparison = read(tmp_path, TOML.replace("lr = [0.1, 0.3]", "lr = [0.1, 0.3, 0.9]"))
+    runs = FakeRuns(lambda m: 0.9 - abs(m["lr"] - 0.3) / 10 - abs(m["local_steps"] - 4) / 100)
     chosen = search(comparison, comparison.methods, tmp_path / "s", runs)  # type: ignore[arg-type]
-    assert chosen["FedAvg"].options == {"lr": 2.7, "local_steps": 4}
-    assert chosen["FedAvg"].at_edge == []
-    assert chosen["FedAvg"].tried["lr"] == [0.1, 0.3, 0.9, 2.7, 8.1]
+    assert chosen["FedAvg"].options == {"lr": 0.3, "local_steps": 4}
+    assert chosen["FedAvg"].at_edge == ["local_steps"]
     assert chosen["NTK-FL"].options == {}
+    (line,) = search_lines(comparison, {"FedAvg": describe(chosen["FedAvg"], comparison.methods[1])})
+    assert line.startswith("FedAvg: searched lr in {0.1, 0.3, 0.9}; local_steps in {2, 4} on 6 held-out clients; chose")
+    assert line.endswith("at the edge of what was tried in local_steps: a wider grid may have better")
 
 
 def test_a_search_is_among_honest_clients(tmp_path: Path) -> None:
     entry = {"label": "m", "method": "fedavg", "grid": {"lr": [0.1, 0.3]}, "byzantine": {"kind": "sign-flip"}}
-    comparison = Comparison(name="a", methods=[entry], search={"hold_out": 3, "rounds": [1], "extend": 0})
+    comparison = Comparison(name="a", methods=[entry], search={"hold_out": 3, "rounds": [1]})
     seen: list[object] = []
 
     def run(cells: list[Cell]) -> None:
@@ -41,48 +39,10 @@ def test_a_search_is_among_honest_clients(tmp_path: Path) -> None:
     assert comparison.run(comparison.methods[0], 0, {"lr": 0.1}).byzantine is not None
 
 
-def test_a_grown_grid_is_tried_next_to_its_best_alone(tmp_path: Path) -> None:
-    """Of four values by four that grow to five by four: the new lr with the best number of steps and its neighbours."""
-    grid = {"lr": [0.1, 0.3, 0.9, 2.7], "local_steps": [1, 2, 3, 4]}
-    entry = {"label": "m", "method": "fedavg", "grid": grid}
-    comparison = Comparison(name="a", methods=[entry], search={"hold_out": 3, "rounds": [1], "extend": 1})
-    tried: list[tuple[float, float]] = []
-
-    def accuracy(method: dict[str, Any]) -> float:
-        tried.append((method["lr"], method["local_steps"]))
-        return float(0.5 + method["lr"] / 100 - abs(method["local_steps"] - 1) / 10)
-
-    chosen = search(comparison, comparison.methods, tmp_path / "s", FakeRuns(accuracy))  # type: ignore[arg-type]
-    assert set(tried[:16]) == {(lr, steps) for lr in grid["lr"] for steps in grid["local_steps"]}
-    assert sorted(set(tried[16:])) == [(8.1, 1), (8.1, 2)]
-    assert chosen["m"].options == {"lr": 8.1, "local_steps": 1}
-
-
-def test_a_grid_grows_no_further_than_its_options_bounds(tmp_path: Path) -> None:
-    """The next value after 0.9 would be 1.6, which is no smoothing: it stays at the edge, and that is said."""
-    entry = {"label": "m", "method": "fedavg", "grid": {"label_smoothing": [0.5, 0.9]}}
-    comparison = Comparison(name="a", methods=[entry], search={"hold_out": 3, "rounds": [1]})
-    chosen = search(comparison, comparison.methods, tmp_path / "s", FakeRuns(lambda m: m["label_smoothing"]))  # type: ignore[arg-type]
-    assert chosen["m"].options == {"label_smoothing": 0.9}
-    (line,) = search_lines(comparison, {"m": describe(chosen["m"], comparison.methods[0])})
-    assert line == (
-        "m: searched label_smoothing in {0.5, 0.9} on 3 held-out clients; "
-        "chose label_smoothing 0.9, at the edge of what was tried in label_smoothing: a wider grid may have better"
-    )
-
-
-def test_halving_continues_only_the_best(tmp_path: Path) -> None:
-    comparison = read(tmp_path, TOML.replace("extend = 1", "extend = 0"))
-    runs = FakeRuns(lambda m: m["lr"] + m["local_steps"] / 100)
-    search(comparison, comparison.methods, tmp_path / "s", runs)  # type: ignore[arg-type]
-    lengths = sorted(len(RunFolder(p).records()) for p in (tmp_path / "s").iterdir())
-    assert lengths == [1, 1, 1, 2]  # a quarter of four settings went on, from where it was
-
-
-def test_a_final_rung_decides_by_late_rounds(tmp_path: Path) -> None:
-    """lr 0.3 is ahead in two rounds and behind in four: with the final rung, among the best three, 0.1 is chosen."""
-    early = read(tmp_path, TOML.replace("extend = 1", "extend = 0"))
-    late = read(tmp_path, TOML.replace("extend = 1", "extend = 0\nfinal_rounds = 4\nfinalists = 3"))
+def test_halving_continues_only_the_best_and_the_last_rung_decides(tmp_path: Path) -> None:
+    """lr 0.3 is ahead in two rounds and behind in four: where three of four settings go on so far, 0.1 is chosen."""
+    early = read(tmp_path)
+    late = read(tmp_path, TOML.replace("rounds = [1, 2]", "rounds = [2, 4]\nkeep = 0.75"))
 
     def run(cells: list[Cell]) -> None:
         for cell in cells:
@@ -91,28 +51,8 @@ def test_a_final_rung_decides_by_late_rounds(tmp_path: Path) -> None:
 
     chosen = [search(c, c.methods, tmp_path / str(i), run)["FedAvg"] for i, c in enumerate((early, late))]  # type: ignore[arg-type]
     assert [c.options for c in chosen] == [{"lr": 0.3, "local_steps": 2}, {"lr": 0.1, "local_steps": 2}]
-    assert chosen[1].at_edge == ["local_steps", "lr"]
-    lengths = sorted(len(RunFolder(p).records()) for p in (tmp_path / "1").iterdir())
-    assert lengths == [1, 4, 4, 4]
-
-
-@pytest.mark.parametrize(
-    ("best", "grid", "expected"),
-    [
-        ({"lr": 0.1}, [0.01, 0.03, 0.1], [0.33]),
-        ({"lr": 0.01}, [0.01, 0.03, 0.1], [0.0033]),
-        ({"lr": 0.03}, [0.01, 0.03, 0.1], None),
-        ({"lr": 600}, [150, 300, 600], [1200]),
-        ({"lr": 50}, [30, 40, 50], [62]),
-        ({"lr": 20}, [20, 60, 150], [7]),
-        ({"lr": 2}, [2, 3, 4], [1]),
-        ({"lr": 0}, [0, 1], None),
-        ({"lr": 1}, [1, 3, 5], None),  # fewer than one step cannot be
-        ({"lr": 5}, [5], None),
-    ],
-)
-def test_edges(best: dict[str, float], grid: list[float], expected: list[float] | None) -> None:
-    assert edges_of(best, {"lr": grid}).get("lr") == expected
+    lengths = [sorted(len(RunFolder(p).records()) for p in (tmp_path / str(i)).iterdir()) for i in range(2)]
+    assert lengths == [[1, 1, 1, 2], [2, 4, 4, 4]]  # from where they were
 
 
 def test_settings_are_chosen_by_rounds_that_are_reported() -> None:

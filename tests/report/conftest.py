@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ntkfl.compare.plan import planned_cells, write_plan
-from ntkfl.compare.search import Chosen
+from ntkfl.compare.run import write_plan
 from ntkfl.compare.spec import Comparison
+from ntkfl.compare.trials import Cell
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.simulation import execute
 
@@ -42,9 +42,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model={"hidden": [8]},
         methods=entries,
     )
-    chosen = {entry.label: Chosen({}) for entry in comparison.methods}
-    cells = planned_cells(comparison, chosen, root / "small" / "cells")
-    every = [cell for own in cells.values() for cell in own]
+    cells, pairs = root / "small" / "cells", [(e, seed) for e in comparison.methods for seed in comparison.seeds]
+    every = [Cell(entry.label, comparison.run(entry, seed, {}), cells) for entry, seed in pairs]
     write_plan(root / "small", comparison, every)
     for cell in every:
         execute(cell.config, out=cell.folder.path)

@@ -35,7 +35,7 @@ def going(runs: Path, tmp_path: Path) -> RunFolder:
 @pytest.fixture
 def server(runs: Path, going: RunFolder) -> Iterator[LiveServer]:
     server = LiveServer([runs, going.path.parent], 0, every=0.05)
-    thread = threading.Thread(target=server.run, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server
     server.stop()

@@ -6,15 +6,16 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ntkfl.compare.plan import read_plan
+from ntkfl.compare.run import read_plan
 from ntkfl.errors import RunFolderError
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.report.page import write_report
 from ntkfl.report.runs import find, history, require
-from ntkfl.report.view import view
+from ntkfl.report.view import details, rejections, view
 from ntkfl.safe_parse import read_unlinked
 
 
@@ -46,16 +47,6 @@ def test_a_run_says_how_it_is_getting_on(runs: Path) -> None:
         assert view(cut)["condition"] == "running"
         assert view(cut)["text"] == "running: 2 of 6 rounds"
     assert view(cut)["condition"] == "stopped"
-
-
-def test_looking_does_not_keep_a_run_from_its_folder(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "a")
-    with folder.locked():
-        assert folder.in_use
-    for _ in range(50):
-        assert not folder.in_use
-        with folder.locked():
-            pass
 
 
 def test_a_plan_cannot_lead_outside_its_folder(runs: Path, tmp_path: Path) -> None:
@@ -149,3 +140,45 @@ def test_what_is_no_run_is_refused_in_one_line(make: str, message: str, tmp_path
         path.mkdir()
     with pytest.raises(RunFolderError, match=message):
         require([path])
+
+
+def test_every_reason_is_counted_by_round() -> None:
+    records: list[dict[str, Any]] = [
+        {"round": 1},
+        {"round": 2, "rejected": {"not finite": 3, "copied": 1}, "rejected_clients": 2, "byzantine": [4, 7]},
+        {"round": 3, "byzantine": [], "failed": {"a": "no answer", "b": "no answer", "c": "bad data"}},
+        {
+            "round": 4,
+            "rejected": {"not finite": 2},
+            "rejected_clients": 1,
+            "solver_fallback": "steps that were reached",
+        },
+    ]
+    lines, series = rejections(records)
+    found = {(line["kind"], line["why"]): (line["of"], line["total"], line["rounds"], line["first"]) for line in lines}
+    assert found == {
+        ("rejected", "not finite"): ("rows", 5, 2, 2),
+        ("rejected", "copied"): ("rows", 1, 1, 2),
+        ("clients with something rejected", ""): ("clients", 3, 2, 2),
+        ("Byzantine clients", ""): ("clients", 2, 1, 2),
+        ("clients that failed", "no answer"): ("clients", 2, 1, 3),
+        ("clients that failed", "bad data"): ("clients", 1, 1, 3),
+        ("the solver's way out", "steps that were reached"): ("rounds", 1, 1, 4),
+    }
+    assert series["rejected/rejected/not finite"] == [0, 3, 0, 2]
+    assert series["rejected/clients that failed/no answer"] == [0, 0, 2, 0]
+    assert sorted(series) == sorted(line["series"] for line in lines)
+
+
+def test_what_canaries_proved_of_a_run_is_shown(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "private"
+    (folder / "audit").mkdir(parents=True)
+    for file in ("config.toml", "history.jsonl"):
+        (folder / file).write_bytes((runs / "whole" / file).read_bytes())
+    assert details(find([folder])[0][0]) == {"audit": None, "canaries": ""}
+    found = {"promised": 3.0004, "shown": 0.91, "holds": True}
+    (folder / "audit" / "canaries.json").write_text(json.dumps(found))
+    assert details(find([folder])[0][0])["canaries"] == "promised 3.0, an attacker showed 0.9"
+    page = write_report([folder], tmp_path / "page.html").read_text()
+    assert "promised 3.0, an attacker showed 0.9" in page
+    assert "digits, 20 clients (Dirichlet α = 0.1, composition), 3 per round, mlp with 8 hidden units, fedavg" in page

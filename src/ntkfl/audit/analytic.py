@@ -25,6 +25,7 @@ from ntkfl.tangent.parameters import column_slices, trainable
 Prior = tuple[Tensor, Tensor]  # mean [d1] and covariance [d1, d1], float64
 _SWEEPS = 12
 _AT_ONCE = 4  # rows that are dense at a time
+_ENOUGH = 20  # coordinates that two rows must both tell before they are compared
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,22 @@ class Recovery:
     known: Tensor
     bound: Tensor
 
+    @staticmethod
+    def whole(x: Tensor) -> Recovery:
+        """Inputs of which every coordinate is known."""
+        return Recovery(x, torch.ones_like(x, dtype=torch.bool), x.new_zeros(len(x)))
+
+
+def distances(a: Recovery, b: Recovery) -> Tensor:
+    """‖x − x'‖/‖x‖ over the coordinates both tell, [n, m]; infinite where those are few."""
+    x, y = a.x.double() * a.known, b.x.double() * b.known
+    mine, theirs = a.known.double(), b.known.double()
+    size = x.square() @ theirs.T
+    square = size - 2 * x @ y.T + mine @ y.square().T
+    few = mine @ theirs.T < min(_ENOUGH, (a.x.shape[1] + 1) // 2)  # of a short input, half
+    ratio = (square.clamp_min(0) / size.clamp_min(1e-12)).sqrt()
+    return ratio.masked_fill(few, float("inf"))
+
 
 def invert(model: nn.Module, J: Jacobian, prior: Prior | None = None) -> Recovery | None:
     """The first layer's inputs behind the rows of J, taken at the model's present weights. None where there are none:
@@ -77,8 +94,7 @@ def invert(model: nn.Module, J: Jacobian, prior: Prior | None = None) -> Recover
     layers = linear_layers(model)
     if isinstance(first, FactoredBlock) and first.a.is_floating_point():
         x = first.a[:, 0] if first.a.shape[1] == 1 else first.a
-        flat = x.flatten(1)
-        return Recovery(flat, torch.ones_like(flat, dtype=torch.bool), flat.new_zeros(len(flat)))
+        return Recovery.whole(x.flatten(1))
     if not layers or layers[0].bias is None:
         return None
     parts = [_from_entries(layers, J[i : i + _AT_ONCE].dense(), prior) for i in range(0, len(J), _AT_ONCE)]

@@ -29,10 +29,12 @@ from torch import Tensor
 from ntkfl.data import Federated, from_clients
 from ntkfl.errors import ConfigError
 from ntkfl.extras import missing
+from ntkfl.federation.client import honest
 from ntkfl.federation.config import RunConfig, build_model, load_data
 from ntkfl.federation.simulation import Simulation
-from ntkfl.methods import ClientRound, State, Task
-from ntkfl.methods.base import Outcome, Round, adds_noise
+from ntkfl.methods import ClientRound, Method, Task
+from ntkfl.methods.base import Outgoing, adds_noise
+from ntkfl.methods.replies import Reply
 from ntkfl.methods.sums.noisy_sums import NoisyIntegers, NoisySums
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
@@ -49,6 +51,8 @@ _SCALE = 30.0  # inputs of canaries, in deviations of the data's: gradients beyo
 Batch = tuple[Tensor, Tensor]
 Arrays = dict[str, Tensor]
 Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+Coins = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -69,13 +73,16 @@ class CanaryFinding:
 
     @property
     def shown(self) -> float:
+        """The larger lower bound on ε: what an attacker proved."""
         return max(self.one_run, self.gaussian or 0.0)
 
     @property
     def holds(self) -> bool:
+        """Whether the attacker proved no more than was promised."""
         return self.shown <= self.promised
 
     def dump(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return asdict(self) | {"shown": self.shown, "holds": self.holds}
 
     def __str__(self) -> str:
@@ -108,14 +115,14 @@ def audit_canaries(
     simulation = Simulation(
         build_model(config, data),
         _with_canaries(data, planted, owners, coins, by_client),
-        _listening(method),
+        method,
         clients_per_round=asked,
         seed=config.seed,
         privacy=config.privacy,
         robust=config.robust,
     )
-    attacker = _Attacker(method, simulation.task, simulation.clients.place(planted), owners, coins, data.sizes)
-    simulation.method.__dict__["attacker"] = attacker  # beside its options, which are frozen
+    attacker = _Attacker(cast(NoisySums, simulation.method), simulation, planted, owners, coins, data.sizes)
+    simulation.clients.respond, simulation.local.listener = attacker.respond, attacker
     simulation.run(config.rounds, callbacks=[])
     budget, scores, error = method.budget(simulation.task), attacker.scores(), (1 - CONFIDENCE) / 2
     assert budget is not None
@@ -136,7 +143,7 @@ def audit_canaries(
 # -- Lower bounds on ε -------------------------------------------------------------------------------------------------
 
 
-def one_run_bound(scores: Floats, coins: NDArray[np.bool_], delta: float, error: float) -> float:
+def one_run_bound(scores: Floats, coins: Coins, delta: float, error: float) -> float:
     """ε that (ε, δ)-differential privacy must exceed, wrong with chance `error`: by all guesses, and by the surest
     quarter of them. Scores above 0 guess "in"; their size says how sure.
     """
@@ -156,7 +163,7 @@ def one_run_bound(scores: Floats, coins: NDArray[np.bool_], delta: float, error:
     return found
 
 
-def gaussian_bound(scores: Floats, coins: NDArray[np.bool_], delta: float, error: float) -> float:
+def gaussian_bound(scores: Floats, coins: Coins, delta: float, error: float) -> float:
     """ε at δ of the μ that μ-Gaussian differential privacy must exceed: μ = Φ⁻¹(hits) − Φ⁻¹(false alarms), from the
     Clopper-Pearson bounds of both.
     """
@@ -191,9 +198,7 @@ def _planted(data: Federated, count: int, seed: int) -> Batch:
     return new.to(x), torch.randint(0, data.classes, (count,), generator=draws)
 
 
-def _with_canaries(
-    data: Federated, planted: Batch, owners: NDArray[np.int64], coins: NDArray[np.bool_], by_client: bool
-) -> Federated:
+def _with_canaries(data: Federated, planted: Batch, owners: Ids, coins: Coins, by_client: bool) -> Federated:
     """The clients with the canaries that are in, after their own records; of canaries that are clients, all: those that
     are out take part with nothing.
     """
@@ -212,67 +217,80 @@ def _with_canaries(
 
 
 class _Attacker:
-    """What it hears of each round, and K [m, m] and Σ_t V_t (r_t − V_tᵀ ½) [m] of all rounds."""
+    """Answers for the clients, and hears each round's question and total. K [m, m] is Σ_t V_tᵀ V_t of canaries'
+    contributions V_t, and b [m] is Σ_t V_tᵀ (r_t − V_t ½), of all rounds so far.
+    """
 
     def __init__(
-        self,
-        method: NoisySums,
-        task: Task,
-        planted: Batch,
-        owners: NDArray[np.int64],
-        coins: NDArray[np.bool_],
-        sizes: Sequence[int],
+        self, method: NoisySums, simulation: Simulation, planted: Batch, owners: Ids, coins: Coins, sizes: Sequence[int]
     ) -> None:
-        self.method, self.planted, self.owners, self.sizes = method, planted, owners, sizes
+        self.method, self.task, self.owners, self.sizes = method, simulation.task, owners, sizes
+        self.planted = simulation.clients.place(planted)
         self.by_client, self.out = method.unit == "client", set(owners[~coins].tolist())
-        self.quiet = copy.copy(task)  # the same network and settings without noise
-        self.quiet.privacy = task.privacy.model_copy(update={"epsilon": None})
+        self.quiet = copy.copy(self.task)  # the same network and settings without noise
+        self.quiet.privacy = self.task.privacy.model_copy(update={"epsilon": None})
         self.K, self.b = np.zeros((len(coins), len(coins))), np.zeros(len(coins))
-        self.square, self.numbers = 0.0, 0  # Σ_t ‖r_t − V_tᵀ ½‖², and how many numbers that is of
-        self.begin(())
+        self.square, self.numbers = 0.0, 0  # Σ_t ‖r_t − V_t ½‖², and how many numbers that is of
+        self.heard = 0  # the last round whose total came
 
-    def begin(self, cohort: Sequence[int]) -> None:
-        """A round, or one that is tried again."""
-        self.cohort, self.total = list(cohort), Arrays()
+    def asked(self, question: Outgoing, cohort: Sequence[int]) -> None:
+        """A round begins, or is tried again."""
+        assert isinstance(question, Message)
+        if question.round == self.heard:
+            raise ConfigError(f"{self.method.name} asks more than once a round: canaries know one question")
+        self.question, self.cohort = question, list(cohort)
         self.known, self.added = dict[int, Arrays](), dict[int, Arrays]()
 
-    def without_noise(self, question: Message, client: ClientRound) -> Arrays:
-        reply = self.method.answer(self.quiet, question, client)
+    def without_noise(self, client: ClientRound) -> Arrays:
+        """What a client with these records contributes, as numbers in float64."""
+        reply = self.method.answer(self.quiet, self.question, client)
         return {name: array.double().cpu() for name, array in reply.arrays.items()}
 
-    def hear(self, task: Task, question: Message, client: ClientRound, sent: Arrays) -> None:
-        """Work out what the client sends without canaries, with its noise where ε does not count on that."""
-        canary = self.by_client and client.id >= len(self.sizes)
-        with_all = self.without_noise(question, client)
-        known = {name: torch.zeros_like(array) for name, array in with_all.items()} if canary else with_all
+    def respond(self, method: Method, task: Task, question: Message, client: ClientRound) -> Reply:
+        """A client's reply, and beside it what the attacker knows: what the client sends without canaries, with its
+        noise where ε does not count on that. A client that is a canary and is out sends zeros.
+        """
+        canary, with_all = self.by_client and client.id >= len(self.sizes), self.without_noise(client)
+        nothing = {name: torch.zeros_like(array) for name, array in with_all.items()}
+        known = nothing if canary else with_all
         if canary:
             self.added[client.id - len(self.sizes)] = with_all
-            if client.id in self.out:
-                with_all = known
         elif (n := self.sizes[client.id]) < len(client):
-            mine = ClientRound(client.id, client.x[:n], client.y[:n], client.randomness, dict(client.memory))
-            known = self.without_noise(question, mine)
+            own = ClientRound(client.id, client.x[:n], client.y[:n], client.randomness, dict(client.memory))
+            known = self.without_noise(own)
+        if self.by_client and client.id in self.out:
+            kind, with_all = self.method.replies[question.kind], nothing
+            assert issubclass(kind, NoisyIntegers)
+            empty = {name: torch.zeros(n) for name, n in kind.numbers(task).items()}
+            reply: Reply = self.method.integers(task, question, client, empty)
+        else:
+            reply = honest(method, task, question, client)
         if client.id not in self.cohort[: task.privacy.noise_clients]:
-            known = {name: known[name] + sent[name].double().cpu() - with_all[name] for name in known}
+            known = {name: known[name] + reply.arrays[name].double().cpu() - with_all[name] for name in known}
         self.known[client.id] = known
+        return reply
 
-    def see(self, task: Task, question: Message) -> None:
+    def sent(self, client: int, message: Message) -> None:
+        """What a client sent, which `respond` has made."""
+
+    def answered(self, replies: Sequence[Reply]) -> None:
         """The round's total: add what it says of the canaries."""
+        total, self.heard = self.method.total(self.task, list(replies)), self.question.round  # type: ignore[arg-type]
         for i in () if self.by_client else np.flatnonzero(np.isin(self.owners, self.cohort)):
             record = ClientRound(0, self.planted[0][i : i + 1], self.planted[1][i : i + 1], Randomness(bytes(32)))
-            self.added[int(i)] = self.without_noise(question, record)
+            self.added[int(i)] = self.without_noise(record)
         if not self.added:
             return
-        wide, names = self.method.widths(task, {name: a.numel() for name, a in self.total.items()}), sorted(self.total)
-        shares = math.sqrt(task.privacy.noise_clients)
+        wide = self.method.widths(self.task, {name: a.numel() for name, a in total.items()})
+        shares = math.sqrt(self.task.privacy.noise_clients)
 
         def in_noises(arrays: Arrays) -> Tensor:
-            return torch.cat([arrays[name].reshape(-1) / (shares * wide[name]) for name in names])
+            """All numbers in deviations of the noise that ε counts on."""
+            return torch.cat([arrays[name].reshape(-1) / (shares * wide[name]) for name in sorted(total)])
 
-        rest = in_noises(self.total) - sum((in_noises(known) for known in self.known.values()), torch.zeros(()))
         at = np.array(sorted(self.added))
-        V = torch.stack([in_noises(self.added.pop(int(i))) for i in at])
-        rest = rest - V.sum(0) / 2
+        V = torch.stack([in_noises(self.added[int(i)]) for i in at])
+        rest = in_noises(total) - torch.stack([in_noises(known) for known in self.known.values()]).sum(0) - V.sum(0) / 2
         self.K[np.ix_(at, at)] += (V @ V.T).numpy()
         self.b[at] += (V @ rest).numpy()
         self.square += float(rest.square().sum())
@@ -287,42 +305,3 @@ class _Attacker:
         noise = max(0.0, self.square - explained) / max(1, self.numbers - int(there.sum()))
         found: Floats = vectors[:, there] @ (c[there] / (values[there] + 4 * noise))
         return found
-
-
-def _listening(method: NoisySums) -> NoisySums:
-    """The method, with an `attacker` who hears what `_Attacker` says; clients that are out contribute zeros."""
-    kind: type[NoisySums] = type(method)
-
-    def answer(self: Any, task: Task, question: Message, client: ClientRound) -> NoisyIntegers:
-        if self.attacker.by_client and client.id in self.attacker.out:
-            vectors = self.replies[question.kind].numbers(task)
-            reply = self.integers(task, question, client, {name: torch.zeros(n) for name, n in vectors.items()})
-        else:
-            reply = kind.answer(self, task, question, client)
-        self.attacker.hear(task, question, client, reply.arrays)
-        assert isinstance(reply, NoisyIntegers)
-        return reply
-
-    def round(self: Any, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
-        self.attacker.begin(cohort)
-        steps = kind.round(self, task, state, round, cohort)
-        question = next(steps)
-        assert isinstance(question, Message)
-        try:
-            steps.send((yield question))
-        except StopIteration as end:
-            self.attacker.see(task, question)
-            outcome: Outcome = end.value
-            return outcome
-        raise ConfigError(f"{kind.name} asks more than once a round: canaries know one question")
-
-    def total(self: Any, task: Task, replies: list[NoisyIntegers]) -> Arrays:
-        self.attacker.total = kind.total(self, task, replies)
-        return dict(self.attacker.total)
-
-    bodies = {"answer": answer, "round": round, "total": total, "__module__": kind.__module__}
-    made_from: Any = type(kind)
-    listener = made_from(kind.__name__, (kind,), bodies)
-    listener.name = kind.name
-    made: NoisySums = listener(**{name: getattr(method, name) for name in method.model_fields_set})
-    return made

@@ -10,6 +10,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -21,8 +22,9 @@ from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.federation.run_folder import Record, RunFolder, called
 from ntkfl.federation.simulation import simulation_of
 from ntkfl.methods import Method, Task
+from ntkfl.methods.averaging.local_training import LocalTraining
 from ntkfl.methods.base import Outgoing
-from ntkfl.methods.replies import Reply
+from ntkfl.methods.replies import STEPS, WEIGHTS, Reply, Update
 from ntkfl.privacy.projection import Projection
 from ntkfl.wire import Message
 
@@ -49,11 +51,6 @@ class Capture:
     masked: bool = False  # the run has secure sums: of what clients sent, the aggregator has the total alone
 
     @property
-    def senders(self) -> list[int] | None:
-        """Shuffled: the true sender of each row of the joined upload, for scoring only."""
-        return [client for client, _ in self.sent_by] or None
-
-    @property
     def reply(self) -> type[Reply]:
         """The type of the uploads."""
         return self.method.replies[self.broadcast.kind]
@@ -63,18 +60,43 @@ class Capture:
         """The broadcast weights w [d], as clients read them."""
         return self.broadcast.take("weights", None, self.task.like)
 
+    @property
+    def asker(self) -> str:
+        """The role that can ask about a record: with a projection the aggregator needs help to place it."""
+        return "aggregator" if self.projection is None else "aggregator+insider"
+
+    def placed(self, x: Tensor) -> Tensor:
+        """Raw inputs as the network takes them."""
+        x = x.to(self.weights) if x.is_floating_point() else x
+        return x if self.projection is None else self.projection(x)
+
+    def local_model(self, upload: Reply) -> tuple[Tensor, float] | None:
+        """Where a client's local training ended: its weights [d], and how far along the gradient that is, which is the
+        learning rate times the steps. None where the upload is no update of local training.
+
+        Methods send weights, or their change over the learning rate and, where they count steps, over these.
+        """
+        method = self.method
+        if not isinstance(upload, Update) or not isinstance(method, LocalTraining):
+            return None
+        w = self.weights
+        epochs = (method.local_epochs or 0) * -(-upload.samples // method.batch_size)
+        counted = STEPS in upload.arrays
+        steps = int(upload.take(STEPS)) if counted else epochs or method.local_steps
+        name = upload.vectors[0]
+        sent = upload.vector(name, w)
+        weights = sent if name == WEIGHTS else w - method.lr * (steps if counted else 1) * sent
+        return weights, method.lr * steps
+
     def aligned(self) -> tuple[Tensor, Tensor, Tensor]:
         """(x, y, raw) of every row in the order the aggregator has them: for scoring only."""
         xs, ys = zip(*self.truth, strict=True)
-        x, y, raw = torch.cat(xs), torch.cat(ys), torch.cat(self.raw)
+        rows = torch.cat(xs), torch.cat(ys), torch.cat(self.raw)
         if not (self.sent_by and self.reply.sampled):
-            return x, y, raw
-        starts, at = {}, 0
-        for client, labels in zip(self.cohort, ys, strict=True):
-            starts[client] = at
-            at += len(labels)
+            return rows
+        starts = dict(zip(self.cohort, accumulate([0, *map(len, ys)]), strict=False))
         order = torch.tensor([starts[client] + n for client, n in self.sent_by])
-        return x[order], y[order], raw[order]
+        return rows[0][order], rows[1][order], rows[2][order]
 
     def images(self, x: Tensor) -> Tensor:
         """Unprojected inputs [n, ...] as pictures in 0..1, [n, C, H, W]."""
@@ -98,18 +120,21 @@ class _FirstExchange:
         self._rows: dict[bytes, list[tuple[int, int]]] = defaultdict(list)  # by a row's bytes
 
     def asked(self, question: Outgoing, cohort: Sequence[int]) -> None:
+        """A question goes out: the first of the round is kept."""
         first = question if isinstance(question, Message) else question[cohort[0]]
         self.hearing = first.round == self.round and not self.cohort
         if self.hearing:
             self.cohort, self.question = tuple(cohort), first.encode()
 
     def sent(self, client: int, message: Message) -> None:
+        """A client answers: of shuffled rows it is kept who sent which."""
         if self.hearing and self.shuffled:
             kind = self.method.replies[Message.decode(self.question).kind]
             for n, row in enumerate(kind(message.arrays, message.halves).split()):
                 self._rows[row.message(self.round).encode()].append((client, n))
 
     def answered(self, replies: Sequence[Reply]) -> None:
+        """The replies as the aggregator has them, and the sender of each row."""
         if self.hearing:
             self.replies = [reply.message(self.round).encode() for reply in replies]
             rows = [row.message(self.round).encode() for reply in replies for row in reply.split()]

@@ -1,8 +1,8 @@
-"""Who took part: was this record among those trained on? By the loss at weights, and by looking it up among rows.
+"""Who took part: was this record among those trained on? How that is measured, and the attack by the loss at weights.
 
 Yeom et al., Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting, CSF 2018: members have a lower
 loss. What counts is success at few false alarms: Carlini et al., Membership Inference Attacks From First Principles,
-S&P 2022. What sums tell of members is in `sums.py`.
+S&P 2022. What rows and sums tell of members is in `rows.py` and `sums.py`.
 
 Members and others are compared class by class in equal numbers: clients' classes are skewed, and a loss that only tells
 the class would otherwise look like one that tells members. Thresholds come from one half of the records, the advantage
@@ -19,14 +19,13 @@ from torch import Tensor
 
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.finding import Finding
-from ntkfl.audit.inputs import Inputs, distances, seen_inputs
-from ntkfl.audit.received import local_models, rows_of, sends_rows, sends_samples
 from ntkfl.data import Federated
 from ntkfl.methods import Task
+from ntkfl.methods.replies import Rows
+from ntkfl.methods.rows.upload import TangentRows
 
 FALSE_ALARMS = (0.001, 0.01)
 _TRIALS = 5  # draws of records and of halves, an advantage each
-_ASKED = 500  # records that are looked up among rows
 Records = tuple[Tensor, Tensor]  # x as the network takes it, y
 
 
@@ -78,39 +77,41 @@ def matched(members: Records, others: Records, seed: int) -> tuple[Records, Reco
     return (members[0][first], members[1][first]), (others[0][second], others[1][second])
 
 
+def by_scores(attack: str, role: str, members: Tensor, others: Tensor, seed: int) -> Finding:
+    """Scores of members and of others, larger for members, as a finding."""
+    return _finding(attack, role, [(members, others)] * _TRIALS, seed)
+
+
 def by_loss(
     task: Task, weights: Tensor, members: Records, others: Records, *, role: str, on: str, seed: int = 0
 ) -> list[Finding]:
     """Whether weights [d] fit a record better than others; none of too few records."""
-    scores = []
-    for trial in range(_TRIALS):
-        pair = matched(members, others, seed + trial)
-        if len(pair[0][1]) < 4:
-            return []
-        scores.append([-task.losses(task.predict(weights, x), y) for x, y in pair])
-    values = tuple(advantage(a, b, seed + trial) for trial, (a, b) in enumerate(scores))
-    return [_finding(f"membership by loss, {on}", role, values, _details(*scores[0]))]
-
-
-def by_scores(attack: str, role: str, members: Tensor, others: Tensor, seed: int) -> Finding:
-    """Scores of members and of others, larger for members, as a finding."""
-    values = tuple(advantage(members, others, seed + trial) for trial in range(_TRIALS))
-    return _finding(attack, role, values, _details(members, others))
+    pairs = [matched(members, others, seed + trial) for trial in range(_TRIALS)]
+    if min(len(y) for pair in pairs for _, y in pair) < 4:
+        return []
+    scores = [[-_losses(task, weights, each) for each in pair] for pair in pairs]
+    return [_finding(f"membership by loss, {on}", role, [(a, b) for a, b in scores], seed)]
 
 
 def attack(capture: Capture, seed: int = 0) -> list[Finding]:
-    """By the curious aggregator: on the weights that the round ended with, on clients' local models where it receives
-    such, and on the rows, where it can look a record up. With a projection it needs help to ask about a record.
+    """By the curious aggregator: on the weights that the round ended with, and on clients' local models where it
+    receives such. Empty where clients send their samples, of which it has all.
     """
-    if capture.public is None or sends_samples(capture):  # of which it has all
+    samples = issubclass(capture.reply, Rows) and not issubclass(capture.reply, TangentRows)
+    if capture.public is None or samples:
         return []
-    role = "aggregator" if capture.projection is None else "aggregator+insider"
-    own, others = _records(capture), (asked(capture, capture.public[0]), capture.public[1])
-    after = capture.after.to(capture.weights)
-    found = by_loss(capture.task, after, own, others, role=role, on="the round's new weights", seed=seed)
-    if sends_rows(capture):
-        return found + _in_rows(capture, own, others, role, seed)
-    return found + _on_local_models(capture, others, role, seed)
+    members, others = records(capture)
+    role, after = capture.asker, capture.after.to(capture.weights)
+    found = by_loss(capture.task, after, members, others, role=role, on="the round's new weights", seed=seed)
+    values = []
+    for upload, own in zip(capture.uploads, capture.truth, strict=False):
+        model = None if capture.sent_by else capture.local_model(upload)
+        if model is not None:
+            a, b = (-_losses(capture.task, model[0], each) for each in matched(own, others, seed))
+            values.append(advantage(a, b, seed))
+    if values:
+        found.append(_named("membership by loss, each client's model", role, values, {}))
+    return found
 
 
 def on_final_model(
@@ -122,49 +123,32 @@ def on_final_model(
     if capture.public is None:
         return []
     batches = [fed.client(i) for i in clients]
-    members = asked(capture, torch.cat([x for x, _ in batches])), torch.cat([y for _, y in batches])
-    others = asked(capture, capture.public[0]), capture.public[1]
+    members = capture.placed(torch.cat([x for x, _ in batches])), torch.cat([y for _, y in batches])
+    others = records(capture)[1]
     final = final.to(capture.weights)
     return by_loss(capture.task, final, members, others, role="outsider", on="the final model", seed=seed)
 
 
-def asked(capture: Capture, x: Tensor) -> Tensor:
-    """Raw inputs as the network takes them."""
-    placed = x.to(capture.weights) if x.is_floating_point() else x
-    return placed if capture.projection is None else capture.projection(placed)
+def records(capture: Capture) -> tuple[Records, Records]:
+    """All records of the round, and public ones, as the network takes them."""
+    assert capture.public is not None
+    xs, ys = zip(*capture.truth, strict=True)
+    return (torch.cat(xs), torch.cat(ys)), (capture.placed(capture.public[0]), capture.public[1])
 
 
-def _records(capture: Capture) -> Records:
-    return torch.cat([x for x, _ in capture.truth]), torch.cat([y for _, y in capture.truth])
+def _losses(task: Task, weights: Tensor, each: Records) -> Tensor:
+    return task.losses(task.predict(weights, each[0]), each[1])
 
 
-def _on_local_models(capture: Capture, others: Records, role: str, seed: int) -> list[Finding]:
-    """Each client's own model, which the aggregator receives: one advantage a client."""
-    values = []
-    for update, own in zip(local_models(capture), capture.truth, strict=False):
-        a, b = (-capture.task.losses(capture.task.predict(update.weights, x), y) for x, y in matched(own, others, seed))
-        values.append(advantage(a, b, seed))
-    return [_finding("membership by loss, each client's model", role, tuple(values), {})] if values else []
+def _finding(attack: str, role: str, trials: Sequence[tuple[Tensor, Tensor]], seed: int) -> Finding:
+    """The advantage of each trial, with halves of its own; more measures of the first."""
+    members, others = trials[0]
+    details: dict[str, Any] = {f"TPR at {rate:.1%} FPR": recall(members, others, rate) for rate in FALSE_ALARMS}
+    details |= {"AUC": area(members, others), "members": len(members)}
+    return _named(attack, role, [advantage(a, b, seed + i) for i, (a, b) in enumerate(trials)], details)
 
 
-def _in_rows(capture: Capture, own: Records, others: Records, role: str, seed: int) -> list[Finding]:
-    """Look a record up among the inputs recovered from rows: the nearer the nearest, the likelier a member."""
-    recovered = seen_inputs(capture, rows_of(capture))
-    if recovered is None:
-        return []
-    pair = matched(own, others, seed)
-    some = torch.randperm(len(pair[0][1]), generator=torch.Generator().manual_seed(seed))[:_ASKED]
-    wanted = (x[some].flatten(1) for x, _ in pair)
-    a, b = (-distances(recovered, Inputs(x, torch.ones_like(x, dtype=torch.bool))).amin(0) for x in wanted)
-    return [by_scores("membership by looking rows up", role, a, b, seed)]
-
-
-def _details(members: Tensor, others: Tensor) -> dict[str, Any]:
-    low = {f"TPR at {rate:.1%} FPR": recall(members, others, rate) for rate in FALSE_ALARMS}
-    return {**low, "AUC": area(members, others), "members": len(members)}
-
-
-def _finding(attack: str, role: str, values: tuple[float, ...], details: dict[str, Any]) -> Finding:
+def _named(attack: str, role: str, values: Sequence[float], details: dict[str, Any]) -> Finding:
     mean = sum(values) / len(values)
     says = f"Members are told from others with an advantage of {mean:.3f} (0 is guessing, 1 is certainty)."
-    return Finding(attack, role, "who was trained on", "advantage", values, 0.0, 1.0, says, details)
+    return Finding(attack, role, "who was trained on", "advantage", tuple(values), 0.0, 1.0, says, details)

@@ -10,16 +10,14 @@ from typing import Any
 
 import torch
 
-from ntkfl.audit import labels, linkage, membership, reconstruction, sums
+from ntkfl.audit import membership, rows, sums
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.finding import ROLES, Finding
 from ntkfl.version import __version__
 
 # What is tried, in order.
 ATTACKS: dict[str, Callable[[Capture, int], list[Finding]]] = {
-    "inputs": reconstruction.attack,
-    "labels": labels.attack,
-    "senders": linkage.attack,
+    "rows": rows.attack,
     "membership": membership.attack,
     "sums": sums.attack,
 }
@@ -36,6 +34,7 @@ class Study:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def dump(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return {
             "round": self.capture.round,
             "clients": len(self.capture.cohort),
@@ -87,6 +86,7 @@ def verdicts(capture: Capture, findings: Sequence[Finding]) -> dict[str, str]:
 
 
 def _amount(finding: Finding) -> str:
+    """How much of it, in words."""
     share = finding.success
     if share < 0.1:
         return "next to nothing"
@@ -94,6 +94,7 @@ def _amount(finding: Finding) -> str:
 
 
 def _without_attack(role: str, capture: Capture) -> str:
+    """What a role that no attack was found for learns by its part in the protocol."""
     if role == "aggregator+shuffler" and capture.masked:
         promised = capture.task.privacy.epsilon is not None
         void = " ε counts on the two not colluding and does not hold against them." if promised else ""

@@ -1,31 +1,37 @@
-"""What sums over samples give away, of each client or of the whole cohort: pictures, their mean, labels, members.
+"""What sums over samples give away, of each client or of the whole cohort: pictures, labels, members.
 
 A first linear layer's gradient is Σ δ vᵀ with v = [x, 1] and δ what the loss is sensitive to, its input factor
 A = Σ v vᵀ. Of one sample x is read off either; of more a unit's ∂W/∂b is a mean of inputs, sharp where one sample moved
-the unit. A record was in the sum where its leverage vᵀ A⁻¹ v is at most 1, as long as there are not several times more
-samples than inputs; where v lies in the row space of the gradient, as long as there are fewer samples than units; and
-where its own δ vᵀ lies in the gradient: more samples do not hide it.
+the unit. The last bias's gradient Σ (p − y) tells class counts. A record was in the sum where its leverage vᵀ A⁻¹ v is
+at most 1, as long as there are not several times more samples than inputs; where v lies in the row space of the
+gradient, as long as there are fewer samples than units; and where its own δ vᵀ lies in the gradient: more samples do
+not hide it. An averaging method's update is read as a sum too: as one long step along the gradient.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor
 
 from ntkfl.audit.analytic import LinearLayer, linear_layers
 from ntkfl.audit.capture import Capture
-from ntkfl.audit.finding import Finding
-from ntkfl.audit.labels import last_bias, mix_finding
-from ntkfl.audit.measures import relative_error
+from ntkfl.audit.finding import Finding, best_ssim, mix_finding
 from ntkfl.audit.membership import by_scores, matched
-from ntkfl.audit.received import ReceivedSums, local_models, sums_of, total_of
-from ntkfl.audit.reconstruction import score_pictures
 from ntkfl.extras import missing
+from ntkfl.methods.replies import Reply
+from ntkfl.methods.sums.whitening import is_whitening, read_whitening
+from ntkfl.privacy.sum_noise import COUNT, GRAINS
+from ntkfl.tangent import Sums
+from ntkfl.tangent.clipping import whitened
 from ntkfl.tangent.losses import per_sample
-from ntkfl.tangent.parameters import evaluating
+from ntkfl.tangent.parameters import column_slices, evaluating, trainable
+from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES
 
 try:
     from scipy.optimize import nnls
@@ -33,8 +39,96 @@ except ImportError:
     raise missing("the audit", "audit") from None
 
 _CLIENTS = 5  # whose own sums are attacked
+_PICTURES = 10  # of each sum that are compared
 _ASKED = 2000  # records that membership is tried on, in all sums of a role
 _RIDGE = 1e-3  # added to moments of public records, in units of their mean
+
+
+@dataclass(frozen=True)
+class ReceivedSums:
+    """Sums as somebody has them, in float64, `resolution` being the part of an entry that rounding leaves unsure; and,
+    for scoring only, the records behind them: x [n, d1] as the network takes it, y.
+    """
+
+    sums: Sums
+    resolution: float
+    x: Tensor
+    y: Tensor
+
+    @property
+    def samples(self) -> int:
+        """How many records are in the sum, as the sum itself tells."""
+        return int(self.sums.arrays[SAMPLES])
+
+    @property
+    def gradient(self) -> Tensor:
+        """∂L/∂w summed over the records, [d]."""
+        return self.sums.arrays[GRADIENT]
+
+    def factor(self, layer: LinearLayer) -> Tensor | None:
+        """A linear layer's Σ v vᵀ [m, m] with v = [input, 1]; None where it did not come whole."""
+        layers = self.sums.layers() if any("/" in name for name in self.sums.arrays) else []
+        shaped = next((shaped for shaped in layers if shaped.layer.weight[0] == layer.weight.start), None)
+        if shaped is None or shaped.inputs is None or shaped.inputs.form or layer.bias is None:
+            return None
+        A = shaped.inputs.square()[0]
+        return A if float(A[-1, -1]) > 0.5 else None  # zeros stand for one that was sent before
+
+    def __add__(self, other: ReceivedSums) -> ReceivedSums:
+        x, y = torch.cat([self.x, other.x]), torch.cat([self.y, other.y])
+        return ReceivedSums(self.sums + other.sums, self.resolution, x, y)
+
+
+def sums_of(capture: Capture) -> list[ReceivedSums]:
+    """Each client's; none where replies are no sums."""
+    order = [client for client, _ in capture.sent_by] or capture.cohort
+    found = []
+    for sender, reply in zip(order, capture.uploads, strict=False):
+        read = _read_sums(capture, reply)
+        if read is not None:
+            x, y = capture.truth[capture.cohort.index(sender)]
+            found.append(ReceivedSums(*read, x.flatten(1), y))
+    return found
+
+
+def total_of(clients: Sequence[ReceivedSums]) -> ReceivedSums:
+    """What a secure sum leaves."""
+    return reduce(add, clients)
+
+
+def _read_sums(capture: Capture, reply: Reply) -> tuple[Sums, float] | None:
+    """A reply as sums over its samples and their resolution: sums as they are, or a locally trained model, whose way
+    from the broadcast weights is taken for one long step along the gradient. None where the reply is neither.
+    """
+    exact = capture.task.like.new_empty(0, dtype=torch.float64, device="cpu")
+    if SAMPLES not in reply.arrays or reply.arrays[SAMPLES].numel() != 1:
+        return None
+    samples = reply.take(SAMPLES).reshape(()).to(exact)
+    if GRADIENT in reply.arrays and not reply.arrays[GRADIENT].is_floating_point():
+        return _read_private(capture, reply, exact), 2.0**-23
+    if GRADIENT in reply.arrays:
+        names = [name for name in reply.arrays if name in (GRADIENT, REST) or "/" in name]
+        rounding = 2.0**-11 if GRADIENT in reply.halves else 2.0**-23
+        return Sums({name: reply.take(name, None, exact) for name in names} | {SAMPLES: samples}), rounding
+    trained = capture.local_model(reply)
+    if trained is None:
+        return None
+    weights, length = trained
+    return Sums({GRADIENT: (capture.weights - weights).to(exact) * samples / length, SAMPLES: samples}), 2.0**-20
+
+
+def _read_private(capture: Capture, reply: Reply, exact: Tensor) -> Sums:
+    """The integers of `private-sums` as a gradient and a count, with the public whitening taken back."""
+    clip = float(capture.method.model_dump()["clip"])
+    gradient, broadcast = reply.take(GRADIENT, None, exact) * clip / GRAINS, capture.broadcast
+    sent = {name: broadcast.take(name, None, exact) for name in broadcast.arrays if is_whitening(name)}
+    like, damping = capture.task.like.to(exact), capture.method.model_dump().get("damping", 0.0)
+    inverse = {layer: torch.linalg.inv(P) for layer, P in read_whitening(sent, like, damping).items()}
+    count = reply.take(SAMPLES).reshape(()).to(exact) / COUNT
+    return Sums({GRADIENT: whitened(gradient, inverse), SAMPLES: count})
+
+
+# -- Attacks -----------------------------------------------------------------------------------------------------------
 
 
 def attack(capture: Capture, seed: int = 0) -> list[Finding]:
@@ -53,14 +147,10 @@ def attack(capture: Capture, seed: int = 0) -> list[Finding]:
 def on_sums(capture: Capture, held: Sequence[ReceivedSums], role: str, seed: int = 0) -> list[Finding]:
     """Every attack on sums that somebody in this role has."""
     layers = linear_layers(capture.task.at(capture.weights))
-    found = [] if local_models(capture) and role == "aggregator" else _class_counts(capture, held, role)
+    found = _class_counts(capture, held, role)
     if not layers or layers[0].bias is None:
         return found
-    pictures = [_inverted(layers[0], one) for one in held]
-    more = {"samples": held[0].samples}
-    found += score_pictures("analytic inversion, sums", role, capture, [one.x for one in held], pictures, more)
-    found += _means(capture, layers[0], held, role)
-    return found + _members(capture, layers[0], held, role, seed)
+    return found + _pictures(capture, layers[0], held, role) + _members(capture, layers[0], held, role, seed)
 
 
 def layer_gradient(layer: LinearLayer, gradient: Tensor) -> Tensor:
@@ -80,19 +170,24 @@ def _inverted(layer: LinearLayer, one: ReceivedSums) -> Tensor:
     return W[moved] / b[moved, None]
 
 
-def _means(capture: Capture, layer: LinearLayer, held: Sequence[ReceivedSums], role: str) -> list[Finding]:
-    """A factor's last column is Σ x: the mean input of those behind the sum, whatever their number."""
-    factors = [A for one in held if (A := one.factor(layer)) is not None]
-    if len(factors) < len(held):
+def _pictures(capture: Capture, layer: LinearLayer, held: Sequence[ReceivedSums], role: str) -> list[Finding]:
+    """Each true picture behind a sum against whichever drawn one is most like it. The guess is as many public pictures,
+    or for one the mean picture.
+    """
+    if capture.pixels is None or capture.public is None:
         return []
-    assert capture.public is not None
-    truth = torch.stack([one.x.double().mean(0) for one in held])
-    read = torch.stack([A[:-1, -1] / A[-1, -1] for A in factors])
-    usual = capture.public[0].flatten(1).double().mean(0).expand_as(truth)
-    error, chance = relative_error(truth, read), float(relative_error(truth, usual).mean())
-    says = f"The mean of {held[0].samples:,} inputs is read off to {float(error.mean()):.2%}; so are their covariances."
-    values = tuple(error.tolist())
-    return [Finding("mean input, sums", role, "inputs' mean", "relative error", values, chance, 0.0, says)]
+    values, chances = [], []
+    for one in held:
+        drawn, public = _inverted(layer, one), capture.public[0]
+        usual = public.mean(0, keepdim=True) if len(drawn) == 1 else public[: len(drawn)]
+        original = capture.images(one.x[:_PICTURES])
+        values += best_ssim(original, capture.images(drawn.to(one.x))).tolist()
+        chances += best_ssim(original, capture.images(usual)).tolist()
+    mean, chance = sum(values) / len(values), sum(chances) / len(chances)
+    says = f"The best of the drawn pictures has an SSIM of {mean:.2f} (a guess: {chance:.2f})."
+    details = {"samples": held[0].samples}
+    name, measure = "analytic inversion, sums", "best SSIM"
+    return [Finding(name, role, "inputs", measure, tuple(values), chance, 1.0, says, details)]
 
 
 # -- Labels ------------------------------------------------------------------------------------------------------------
@@ -100,11 +195,12 @@ def _means(capture: Capture, layer: LinearLayer, held: Sequence[ReceivedSums], r
 
 def _class_counts(capture: Capture, held: Sequence[ReceivedSums], role: str) -> list[Finding]:
     """How many of each class, by the last bias's gradient Σ (p − y): the mix of public records that has it."""
-    last = last_bias(capture)
-    if last is None or capture.task.loss != "ce" or capture.truth[0][1].is_floating_point():
-        return []
     assert capture.public is not None
     task, (x, labels) = capture.task, capture.public
+    name, last = list(column_slices(trainable(task.model)).items())[-1]
+    biased = name.endswith("bias") and last.stop - last.start == task.outputs
+    if not biased or task.loss != "ce" or capture.truth[0][1].is_floating_point():
+        return []
     residuals = task.predict(capture.weights, x.to(task.like)).softmax(1) - task.training_targets(labels).to(task.like)
     typical = torch.stack([residuals[labels == c].mean(0) for c in range(task.outputs)]).double().cpu()
     counts = torch.stack([counts_by_public(one.gradient[last], typical, one.samples) for one in held])

@@ -7,8 +7,8 @@ import sys
 
 import typer
 
-from ntkfl.cli.verbs import Verbs, coloured
-from ntkfl.errors import NTKFLError
+from ntkfl.cli.verbs import Verbs
+from ntkfl.errors import NTKFLError, own_frames, said
 from ntkfl.version import __version__
 
 TRACEBACK = "NTKFL_TRACEBACK"  # set: errors in a user's own code are shown with all frames
@@ -31,34 +31,27 @@ def top(version: bool = typer.Option(False, "--version", help="Print the version
 
 
 def main() -> None:
-    """Run the command line: an error a user can cause is one line and exit code 2, one that may pass by
-    itself one line and 75, Ctrl-C one line and 130, and neither
-    a traceback. An error in a user's own code is told with its lines there.
+    """Run the command line. An error a user can cause is one line and exit code 2, one that may pass by itself one line
+    and 75, Ctrl-C one line and 130; none has a traceback. An error in a user's own code is told with its lines there.
     """
     try:
         app(prog_name="ntkfl")
     except NTKFLError as error:
-        sys.exit(_tell(str(error), error, error.exit_code))
+        sys.exit(_tell(error, error.exit_code))
     except BrokenPipeError:  # the reader of our output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:  # a disk that is full, a file that is not there: nothing a traceback would explain
         where = f"{error.filename}: " if error.filename else ""
-        sys.exit(_tell(f"{where}{error.strerror or error}", error, 2))
+        sys.exit(_tell(NTKFLError(f"{where}{error.strerror or error}"), 2))
     except Exception as error:
-        if not _notes(error) or os.environ.get(TRACEBACK):
+        if not own_frames(error) or os.environ.get(TRACEBACK):
             raise
-        from ntkfl.compare.failures import said
-
-        sys.exit(_tell(said(error), error, 1, f"for the whole traceback: {TRACEBACK}=1"))
+        sys.exit(_tell(error, 1, f"for the whole traceback: {TRACEBACK}=1"))
 
 
-def _notes(error: BaseException) -> list[str]:
-    """Lines of a user's own code, as a verb noted them."""
-    return getattr(error, "__notes__", [])
-
-
-def _tell(text: str, error: BaseException, code: int, *more: str) -> int:
-    lines = [f"ntkfl: {text}", *(f"  {line}" for line in [*_notes(error), *more])]
-    typer.echo(coloured("\n".join(lines), typer.colors.RED), err=True)
+def _tell(error: Exception, code: int, *more: str) -> int:
+    """Print the error and the user's own lines on the way to it, in red unless its reader wants none."""
+    text = "\n".join([f"ntkfl: {said(error)}", *(f"  {line}" for line in [*own_frames(error), *more])])
+    typer.echo(text if os.environ.get("NO_COLOR") else typer.style(text, fg=typer.colors.RED), err=True)
     return code

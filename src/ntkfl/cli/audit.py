@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ntkfl.atomic import write_atomically
-from ntkfl.cli.stopping import stoppable
-from ntkfl.cli.verbs import AllowCode
+from ntkfl.cli.verbs import AllowCode, Json, stoppable
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.federation.run_folder import Record, RunFolder
@@ -34,7 +33,7 @@ def audit(
     out: Annotated[Path | None, typer.Option(help="the folder for findings.json; RUN/audit: reports show it")] = None,
     seed: Annotated[int, typer.Option(help="of the attacks' own draws", min=0)] = 0,
     allow_code: AllowCode = False,
-    as_json: Annotated[bool, typer.Option("--json", help="the findings as JSON on stdout, nothing else")] = False,
+    as_json: Json = False,
 ) -> None:
     """Attack one round as it goes over the wire, in every role, and say what leaked.
 
@@ -42,39 +41,31 @@ def audit(
     """
     if sum(given is not None for given in (run, config, private)) != 1:
         raise ConfigError("give one of these: the folder of a run, --config or --private and a TOML of a planned one")
-    if private is not None:
-        return _private(private, canaries, seed, out, as_json)
-    console = Console(quiet=as_json, highlight=False)
+    source, broken = run or config or private, False
     with stoppable(lambda: "stopped; nothing was written"):
-        result = _attacked(run, config, round, seed, allow_code, as_json)
+        if private is not None:
+            from ntkfl.audit.canaries import audit_canaries
+
+            proved = audit_canaries(RunConfig.read(private, allow_code=True), canaries, seed)
+            name, found, broken = "canaries.json", proved.dump(), not proved.holds
+        else:
+            result = _attacked(run, config, round, seed, allow_code, as_json)
+            name, found = "findings.json", result.dump()
     if as_json:
-        typer.echo(json.dumps(result.dump()))
+        typer.echo(json.dumps(found))
+    elif private is not None:
+        typer.echo(str(proved))
     else:
-        _show(result, console)
-    if out is not None:
-        findings = json.dumps({"source": str(run or config)} | result.dump(), indent=1)
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            write_atomically(out / "findings.json", findings.encode())
-        except OSError as error:
-            raise ConfigError(f"cannot write to {out}: {error.strerror}") from None
-        console.print(f"written to {out / 'findings.json'}")
-
-
-def _private(source: Path, canaries: int, seed: int, out: Path | None, as_json: bool) -> None:
-    """The promised ε, and what an attacker showed; ends with an error where the promise is broken."""
-    from ntkfl.audit.canaries import audit_canaries
-
-    with stoppable(lambda: "stopped; nothing was written"):
-        found = audit_canaries(RunConfig.read(source, allow_code=True), canaries, seed)
-    typer.echo(json.dumps(found.dump()) if as_json else str(found))
+        _show(result, Console(highlight=False))
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
+            write_atomically(out / name, json.dumps({"source": str(source)} | found, indent=1).encode())
         except OSError as error:
             raise ConfigError(f"cannot write to {out}: {error.strerror}") from None
-        write_atomically(out / "canaries.json", json.dumps({"source": str(source)} | found.dump(), indent=1).encode())
-    if not found.holds:
+        if not as_json:
+            typer.echo(f"written to {out / name}")
+    if broken:
         raise typer.Exit(1)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,10 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ntkfl.cli.stopping import stoppable
-from ntkfl.compare.results import Row, columns, row_settings, search_lines, write
+from ntkfl.cli.verbs import stoppable
+from ntkfl.compare.results import Row, columns, differences, row_settings, search_lines, title, write
 from ntkfl.compare.run import carry_out
-from ntkfl.compare.settings import title
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell, Workers
 from ntkfl.progress import percent, plural
@@ -41,49 +39,48 @@ def compare(
     console = Console(highlight=False, soft_wrap=True)
     comparison, note = Comparison.read(config).with_available_data()
     if note:
-        console.print(f"[yellow]{note}[/yellow]")
+        console.print(note, style="yellow", markup=False)
     comparison = comparison.with_hold_out()
     folder = out or Path("runs") / comparison.name
     watcher = Watcher(console)
-    began = time.perf_counter()
 
     def planned(waiting: int) -> None:
         if waiting:
-            runs, left = plural(waiting, "run"), "them" if waiting > 1 else "it"
-            console.print(f"{runs} to do; to see {left} go: ntkfl report --live {folder}")
+            console.print(f"{plural(waiting, 'run')} to do; to watch: ntkfl report --live {folder}")
 
     again = f"ntkfl compare {config}{f' --out {out}' if out else ''}"
-    hint = f"stopped; finished runs are kept, continue with: {again}"
     pool = Workers(workers or min(os.cpu_count() or 1, 16), device)
-    with stoppable(lambda: hint), pool, watcher:
+    with stoppable(lambda: f"stopped; finished runs are kept, continue with: {again}"), pool, watcher:
         rows, searches = carry_out(comparison, folder, pool, watcher.watch, planned)
-    from ntkfl.report.curves import plot_curves  # plotting is slow to import, and workers need none of it
-    from ntkfl.report.page import write_report
-
     finished = any(any(row.accuracy) for row in rows)
     if finished:
         write(folder, comparison, rows, searches, shlex.join(["ntkfl", *sys.argv[1:]]))
-        drawn = [row for row in rows if comparison.figure is None or row.label in comparison.figure]
-        figure = plot_curves(drawn, title(comparison), comparison.targets, folder / "curves.png")
-        for heading, table in tables(comparison, rows):
-            console.print(f"\n[bold]{heading}[/bold]")
+        console.print(f"\n{title(comparison)}", markup=False)
+        for table in tables(comparison, rows):
             with console.capture() as text:
                 console.print(table, soft_wrap=False)
-            lines = [line.rstrip() for line in text.get().splitlines()]  # a log keeps no trailing blanks
-            typer.echo("\n".join(lines).strip("\n"))
-        typer.echo()
+            typer.echo("\n".join(line.rstrip() for line in text.get().splitlines()))  # no trailing blanks
     else:
         console.print("no run finished a round")
-    for line in search_lines(comparison, searches):
+    for line in [*differences(comparison, rows), *search_lines(comparison, searches)]:
         console.print(line, markup=False)
     if finished:
-        console.print(f"{time.perf_counter() - began:.0f} s in all")
-        console.print(f"curves:  {figure}\nresults: {folder / 'results.json'}")
-        console.print(f"report:  {write_report([folder], folder / 'report.html')}  (open it in a browser)")
+        console.print(_pictures(folder, comparison, rows))
     if pool.broken:
         _tell_failures(console, pool.broken)
     if pool.broken or not finished:
         raise typer.Exit(1)
+
+
+def _pictures(folder: Path, comparison: Comparison, rows: Sequence[Row]) -> str:
+    """Draw the curves and write the report; lines on where all is."""
+    from ntkfl.report.curves import plot_curves  # plotting is slow to import, and workers need none of it
+    from ntkfl.report.page import write_report
+
+    drawn = [row for row in rows if comparison.figure is None or row.label in comparison.figure]
+    figure = plot_curves(drawn, title(comparison), comparison.targets, folder / "curves.png")
+    page = write_report([folder], folder / "report.html")
+    return f"curves:  {figure}\nresults: {folder / 'results.json'}\nreport:  {page}  (open it in a browser)"
 
 
 def _tell_failures(console: Console, cells: Sequence[Cell]) -> None:
@@ -95,38 +92,39 @@ def _tell_failures(console: Console, cells: Sequence[Cell]) -> None:
         console.print(f"✗ {names}:\n  {alike[0].error}", markup=False)
 
 
-def tables(comparison: Comparison, rows: Sequence[Row]) -> list[tuple[str, Table]]:
-    """Two narrow tables and the settings, each under a heading, so that they fit 80 columns."""
+def tables(comparison: Comparison, rows: Sequence[Row]) -> list[Table]:
+    """Two narrow tables and the settings, so that they fit 80 columns."""
     headers, body = columns(comparison, rows)
-    shown = sum(header.startswith("%") for header in headers)
-    parts = [
-        (f"Test accuracy by round[/bold]\n{title(comparison)}[bold]", range(1, 1 + shown)),
-        ("Rounds, and MiB up and down, to a test accuracy", range(1 + shown, len(headers) - 1)),
+    shown = 1 + sum(header.startswith("%") for header in headers)
+    settings = [[cells[0], text, cells[-1]] for cells, text in zip(body, row_settings(comparison, rows), strict=True)]
+    return [
+        _table("Test accuracy by round", headers[:shown], [cells[:shown] for cells in body]),
+        _table(
+            "Rounds, and MiB up and down, to a test accuracy",
+            [headers[0], *headers[shown:-1]],
+            [[cells[0], *cells[shown:-1]] for cells in body],
+        ),
+        _table("Settings, and seconds per round", ["method", "options", "seconds"], settings),
     ]
-    tables = []
-    for heading, chosen in parts:
-        table = _table()
-        for i in chosen:
-            table.add_column(headers[i].replace(" to ", "\nto "), justify="right")
-        for cells in body:
-            table.add_row(escape(cells[0]), *(cells[i] for i in chosen))
-        tables.append((heading, table))
-    settings = _table()
-    settings.add_column("options", overflow="fold")
-    settings.add_column("seconds", justify="right")
-    for text, cells in zip(row_settings(comparison, rows), body, strict=True):
-        settings.add_row(escape(cells[0]), escape(text), cells[-1])
-    return [*tables, ("Settings, and seconds per round", settings)]
 
 
-def _table() -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("method", no_wrap=True, max_width=30)
+def _table(heading: str, headers: Sequence[str], body: Iterable[Sequence[str]]) -> Table:
+    """Numbers to the right, words to the left."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=heading, title_justify="left", title_style="bold")
+    for header in headers:
+        if header == "method":
+            table.add_column(header, no_wrap=True, max_width=30)
+        elif header == "options":
+            table.add_column(header, overflow="fold")
+        else:
+            table.add_column(header.replace(" to ", "\nto "), justify="right")
+    for cells in body:
+        table.add_row(*map(escape, cells))
     return table
 
 
 class Watcher:
-    """A line for every run that ends, and how many have: a line that is written over in a terminal."""
+    """A line for every run that ends, and in a terminal how many have."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -142,6 +140,7 @@ class Watcher:
         self.status.stop()
 
     def watch(self, cells: Sequence[Cell]) -> None:
+        """Say which of these runs ended since the last call."""
         runs = {(cell.folder.path, cell.config.rounds): cell for cell in cells}
         every = len(self.ended | runs.keys())  # earlier stages count too: their lines stand above
         for run in runs.keys() - self.ended:
@@ -153,11 +152,11 @@ class Watcher:
 
 
 def _line(cell: Cell) -> str:
+    """How a run ended. One of a search never shows the test set."""
     if cell.failed:
         return f"✗ {cell.label}, seed {cell.config.seed}: {cell.failed}"
     last = cell.history()[-1]
-    rounds = plural(last["round"], "round")
-    what = f"{percent(last['test_accuracy'], 2)} after {rounds}"
-    if "validation_accuracy" in last:  # a search never shows the test set
-        what = f"{percent(last['validation_accuracy'], 2)} on held-out clients after {rounds}"
-    return f"✓ {cell.label}, seed {cell.config.seed}: {what}, {cell.seconds():.1f} s"
+    accuracy, on = last["test_accuracy"], ""
+    if "validation_accuracy" in last:
+        accuracy, on = last["validation_accuracy"], " on held-out clients"
+    return f"✓ {cell.label}, seed {cell.config.seed}: {percent(accuracy, 2)}{on} after {plural(last['round'], 'round')}"

@@ -12,13 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ntkfl.cli.settings import assign
-from ntkfl.cli.stopping import stoppable
-from ntkfl.cli.verbs import ClientColumn, LabelColumn, SplitColumn
+from ntkfl.cli.verbs import ClientColumn, LabelColumn, SplitColumn, stoppable
 from ntkfl.data.catalog import CATALOG, NAMES, fetch, load, locate
 from ntkfl.errors import unknown
 from ntkfl.federation.config import RunConfig, load_data
 
-app = typer.Typer(
+data = typer.Typer(
     help="Datasets, and how they are dealt to clients.\n\nExample: ntkfl data show fashion-mnist --alpha 0.1",
     no_args_is_help=True,
     add_completion=False,
@@ -26,7 +25,7 @@ app = typer.Typer(
 _LISTED = 10  # clients whose class counts `show` prints
 
 
-@app.command("list")
+@data.command("list")
 def list_datasets() -> None:
     """Every dataset, whether it is on this machine, and where."""
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -48,7 +47,7 @@ def list_datasets() -> None:
     _console().print(table)
 
 
-@app.command("fetch")
+@data.command("fetch")
 def fetch_datasets(names: Annotated[list[str], typer.Argument(help="Datasets, see `ntkfl data list`.")]) -> None:
     """Download datasets into the cache, unless they are on this machine, and check them."""
     for name in names:
@@ -63,7 +62,7 @@ def fetch_datasets(names: Annotated[list[str], typer.Argument(help="Datasets, se
             typer.echo(f"{name}: {rows}, checked, {dataset.source}")
 
 
-@app.command("show")
+@data.command("show")
 def show(
     name: Annotated[
         str,
@@ -95,28 +94,30 @@ def show(
     assign(settings, set_ or [])
     federated, console = load_data(RunConfig(**settings)), _console()
     counts = None if federated.classes is None else federated.counts()
-    summary = Table(box=None, show_header=False, pad_edge=False)
-    summary.add_column(style="bold")
-    summary.add_column()
-    summary.add_row("clients", f"{len(federated):,}")
-    summary.add_row("samples in all", f"{sum(federated.sizes):,}")
-    summary.add_row("distinct samples", f"{federated.distinct:,}")
-    summary.add_row("samples per client", _spread(federated.sizes))
-    if counts is not None:
-        summary.add_row("classes per client", _spread((counts > 0).sum(axis=1)))
     drawn = f" ({federated.description['test']})" if "test" in federated.description else ""
-    summary.add_row("test samples", f"{len(federated.test_rows):,}{drawn}")
-    console.print(summary)
-    if counts is not None:
-        names = federated.client_names or [str(number) for number in range(len(counts))]
-        classes = federated.class_names or [str(number) for number in range(counts.shape[1])]
-        title = f"\nsamples of each class, first {min(_LISTED, len(counts))} clients"
-        table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
-        for column in ("client", *classes, "all"):
-            table.add_column(Text(column), justify="right")  # as text: a file's names are no markup
-        for client, row in zip(names, counts[:_LISTED], strict=False):
-            table.add_row(Text(client), *(str(count) if count else "·" for count in row), str(row.sum()))
-        console.print(table)
+    lines = {
+        "clients": f"{len(federated):,}",
+        "samples in all": f"{sum(federated.sizes):,}",
+        "distinct samples": f"{federated.distinct:,}",
+        "samples per client": _spread(federated.sizes),
+        "classes per client": "" if counts is None else _spread((counts > 0).sum(axis=1)),
+        "test samples": f"{len(federated.test_rows):,}{drawn}",
+    }
+    width = max(map(len, lines))
+    for what, number in lines.items():
+        if number:
+            console.print(f"[bold]{what:<{width}}[/bold]  {number}", highlight=False)
+    if counts is None:
+        return
+    names = federated.client_names or [str(number) for number in range(len(counts))]
+    classes = federated.class_names or [str(number) for number in range(counts.shape[1])]
+    title = f"\nsamples of each class, first {min(_LISTED, len(counts))} clients"
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    for column in ("client", *classes, "all"):
+        table.add_column(Text(column), justify="right")  # as text: a file's names are no markup
+    for client, row in zip(names, counts[:_LISTED], strict=False):
+        table.add_row(Text(client), *(str(count) if count else "·" for count in row), str(row.sum()))
+    console.print(table)
 
 
 def _console() -> Console:

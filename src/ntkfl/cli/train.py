@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ntkfl.cli.settings import assign
-from ntkfl.cli.stopping import stoppable
 from ntkfl.cli.verbs import (
     DATASETS,
     METHODS,
@@ -22,6 +19,7 @@ from ntkfl.cli.verbs import (
     ClientColumn,
     LabelColumn,
     SplitColumn,
+    stoppable,
 )
 from ntkfl.errors import ConfigError, NumericalError
 
@@ -104,11 +102,21 @@ def train(
 
     if resume and out is None:
         raise ConfigError("--resume needs --out, the run's folder")
-    data = {"dataset": dataset, "partition": partition, "clients": clients, "alpha": alpha, "standardize": standardize}
+    data: dict[str, Any] = {
+        "dataset": dataset,
+        "partition": partition,
+        "clients": clients,
+        "alpha": alpha,
+        "standardize": standardize,
+    }
     data |= {"targets": targets, "label_column": label_column, "client_column": client_column}
-    tables = {"data": data | {"split_column": split_column}, "model": {"name": model}, "method": {"name": method}}
-    tables["privacy"] = {"secure_sum": secure_sum}
-    given = tables | {"rounds": rounds, "clients_per_round": clients_per_round, "seed": seed}
+    given: dict[str, dict[str, Any]] = {
+        "data": data | {"split_column": split_column},
+        "model": {"name": model},
+        "method": {"name": method},
+        "privacy": {"secure_sum": secure_sum},
+        "": {"rounds": rounds, "clients_per_round": clients_per_round, "seed": seed},
+    }
     base = _settings_before(config, out if resume else None, allow_code)
     run_config = _config(base, given, set_ or [], private)
     display = RoundTable(run_config.method["name"], run_config.rounds, remarks, quiet=as_json)
@@ -124,7 +132,7 @@ def train(
             display.show(record, timing)
 
     listener = SimpleNamespace(on_start=display.note, on_round=on_round)
-    with stoppable(lambda: _stopped(out, bool(run_config.code))), _placed(), display:
+    with stoppable(lambda: _stopped(out, bool(run_config.code))), display:
         run = execute(run_config, out=out, resume=resume, device=device, callbacks=[listener])
     if not as_json:
         display.summary(run.history, run.timings, out)
@@ -147,51 +155,42 @@ def _settings_before(file: Path | None, resumed: Path | None, allow_code: bool) 
     return read.model_dump(mode="json", exclude_unset=True)
 
 
-def _config(base: dict[str, Any], given: dict[str, Any], assigned: Sequence[str], private: bool) -> RunConfig:
-    """The settings of the command line on top of `base`; None is what was not given."""
-    from ntkfl.cli.private import private_name, private_settings
-    from ntkfl.federation.config import DEFAULT_METHOD, RunConfig
+def _config(
+    base: dict[str, Any], given: dict[str, dict[str, Any]], assigned: Sequence[str], private: bool
+) -> RunConfig:
+    """The settings of the command line, by table ("": of none), on top of `base`; None is what was not given."""
+    from ntkfl.cli.settings import assign, private_name, private_settings
+    from ntkfl.federation.config import RunConfig
 
-    for name, value in given.items():
-        if isinstance(value, dict):
-            own = {key: one for key, one in value.items() if one is not None}
-            if name == "method" and own.get("name") not in (None, base.get("method", {}).get("name")):
-                base["method"] = own  # another method: the file's options are not its own
-            elif own:
-                base[name] = base.get(name, {}) | own
-        elif value is not None:
-            base[name] = value
+    for table, values in given.items():
+        own = {name: value for name, value in values.items() if value is not None}
+        if table == "method" and own.get("name") not in (None, base.get("method", {}).get("name")):
+            base["method"] = own  # another method: the file's options are not its own
+        elif own and table:
+            base[table] = base.get(table, {}) | own
+        else:
+            base |= own
     method = base.setdefault("method", {})
-    method["name"] = private_name(method.get("name")) if private else method.get("name", DEFAULT_METHOD)
+    method["name"] = private_name(method.get("name")) if private else method.get("name", METHODS[0])
     assign(base, assigned)
     return RunConfig(**(private_settings(base) if private else base))
 
 
-def _notes(config: RunConfig) -> Iterator[str]:
-    """Which method, model and data the run has, and what clients show of their inputs."""
+def _notes(config: RunConfig) -> list[str]:
+    """What is trained on what, with every option that differs from its default, and what clients show of inputs."""
+    from ntkfl.compare.captions import caption
     from ntkfl.methods.base import kinds_of
 
-    method, privacy = config.built_method, config.settled[0]
-    yield f"method: {config.method['name']}; model: {config.model.suited(method).text}"
-    yield f"data: {config.data.text}"
-    if "rows" in kinds_of(method) and privacy.projected_dim is None:
-        yield f"{config.method['name']} sends rows that contain the inputs: for people's data see --private"
-
-
-@contextmanager
-def _placed() -> Iterator[None]:
-    """An error within it goes on with notes: the lines of the user's own code on the way to it."""
-    try:
-        yield
-    except Exception as error:
-        from ntkfl.compare.failures import own_frames
-
-        for line in own_frames(error):
-            error.add_note(line)
-        raise
+    method = config.built_method
+    model = config.model.suited(method).model_dump(mode="json")
+    lines = [caption(config.model_dump(mode="json") | {"model": model})]
+    if "rows" in kinds_of(method) and config.settled[0].projected_dim is None:
+        lines.append(f"{config.method['name']} sends rows that contain the inputs: for people's data see --private")
+    return lines
 
 
 def _stopped(out: Path | None, code: bool) -> str:
+    """The line of an interrupted run: what is kept, and how to go on."""
     if out is None:
         return "stopped; nothing was kept, as no --out was given"
     from ntkfl.federation.run_folder import RunFolder

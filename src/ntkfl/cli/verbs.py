@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -16,23 +16,22 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.utils import get_params_from_function
 
-from ntkfl.cli.stopping import stoppable
-
-# What `ntkfl --help` says of each verb, in that order. A verb `x` is the function `x` of `ntkfl.cli.x`, or its `app`.
-# Other packages add theirs: see `added`.
+# What `ntkfl --help` says of each verb, in that order, and where it is: a function or a `typer.Typer` of its name.
+# Other packages add theirs by an entry point of the group `ntkfl.verbs`: such a mapping, in a module without imports.
 VERBS = {
-    "train": "Train one model over many clients.",
-    "compare": "Compare methods on equal terms.",
-    "new": "Write a small project to edit.",
-    "audit": "Attack one round as it goes over the wire.",
-    "report": "Show what runs did, or are doing, on one page.",
-    "forget": "Take a client out of a run, exactly.",
-    "data": "Datasets, and how they are dealt to clients.",
-    "keys": "Keys and credentials of a federation.",
-    "policy": "What may leave this site, and what has left it.",
-    "serve": "Run a federation's key server or shuffler.",
+    "train": ("Train one model over many clients.", "ntkfl.cli.train:train"),
+    "compare": ("Compare methods on equal terms.", "ntkfl.cli.compare:compare"),
+    "new": ("Write a small project to edit.", "ntkfl.cli.new:new"),
+    "audit": ("Attack one round as it goes over the wire.", "ntkfl.cli.audit:audit"),
+    "report": ("Show what runs did, or are doing, on one page.", "ntkfl.cli.runs:report"),
+    "forget": ("Take a client out of a run, exactly.", "ntkfl.cli.runs:forget"),
+    "data": ("Datasets, and how they are dealt to clients.", "ntkfl.cli.data:data"),
+    "keys": ("Keys and credentials of a federation.", "ntkfl.cli.sites:keys"),
+    "policy": ("What may leave this site, and what has left it.", "ntkfl.cli.sites:policy"),
+    "serve": ("Run a federation's key server or shuffler.", "ntkfl.cli.sites:serve"),
 }
 
+# Names known without torch; a test holds them to those there are.
 METHODS = (
     "sum-ntk-fl", "ntk-fl", "cp-ntk-fl", "private-sums", "sum-ridge", "private-ridge", "fedavg",
     "fednova", "fedprox", "scaffold", "fedadam", "fedcom", "qsgd", "dp-fedavg", "data-share", "centralized",
@@ -40,30 +39,36 @@ METHODS = (
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards", "client")
 MODELS = ("mlp", "cnn", "resnet", "gru", "transformer")
+
+# Options that several verbs have.
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="run code that the folder names (package.module:factory): trust its maker")
 ]
-
 LabelColumn = Annotated[str | None, typer.Option(help="of a table: the column of labels; label if not given")]
 ClientColumn = Annotated[
-    str | None, typer.Option(help="of a table: the column that says whose a row is; client if not given")
+    str | None, typer.Option(help="of a table: the column with the client's name; client if not given")
 ]
 SplitColumn = Annotated[str | None, typer.Option(help="of a table: the column of train and test; split if not given")]
+Json = Annotated[bool, typer.Option("--json", help="the result as JSON on stdout, nothing else")]
 
 
 @cache
-def added() -> dict[str, tuple[str, str]]:
-    """Verbs of other installed packages: name → (its line of help, "module:function").
+def listed() -> dict[str, tuple[str, str]]:
+    """All verbs by name: (line of help, "module:name")."""
+    added = {name: verb for point in entry_points(group="ntkfl.verbs") for name, verb in point.load().items()}
+    return VERBS | added
 
-    A package names such a mapping as an entry point of the group `ntkfl.verbs`, in a module that imports nothing. A
-    name of two words is a command of one of the verbs here.
+
+@contextmanager
+def stoppable(hint: Callable[[], str] = lambda: "stopped") -> Iterator[None]:
+    """Where the block is interrupted by Ctrl-C, print the one line that `hint` gives (what is kept, how to go on) and
+    exit with code 130. Nothing is lost: whatever this package writes is whole or not there.
     """
-    return {name: verb for point in entry_points(group="ntkfl.verbs") for name, verb in point.load().items()}
-
-
-def listed() -> dict[str, str]:
-    """All verbs with their lines of help."""
-    return VERBS | {name: line for name, (line, _) in added().items() if " " not in name}
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(hint(), err=True)
+        raise typer.Exit(130) from None
 
 
 class Verbs(TyperGroup):
@@ -74,7 +79,7 @@ class Verbs(TyperGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """For lists: the verb's name and its line."""
-        return TyperCommand(cmd_name, help=listed()[cmd_name]) if cmd_name in listed() else None
+        return TyperCommand(cmd_name, help=listed()[cmd_name][0]) if cmd_name in listed() else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -94,29 +99,16 @@ class Verbs(TyperGroup):
 @cache
 def load(name: str) -> click.Command:
     """The verb's command, with its options."""
-    app: typer.Typer | None = None
-    if name in VERBS:
-        module = import_module(f"ntkfl.cli.{name}")
-        app, function = getattr(module, "app", None), getattr(module, name, None)
-    else:
-        function = _function(name)
-    if app is None:
-        app = typer.Typer(add_completion=False)
-        app.command(name)(function)  # type: ignore[type-var]  # a verb without an app is a function
-    for own in added():
-        if own.startswith(f"{name} "):
-            app.command(own.removeprefix(f"{name} "))(_function(own))
+    module, attribute = listed()[name][1].split(":")
+    app = getattr(import_module(module), attribute)
+    if not isinstance(app, typer.Typer):
+        function, app = app, typer.Typer(add_completion=False)
+        app.command(name)(function)
     command = typer.main.get_command(app)
-    if isinstance(command, TyperGroup) and hasattr(click.exceptions, "NoSuchCommand"):
-        command.suggest_commands = False  # that click does so itself
+    if isinstance(command, TyperGroup):
+        command.suggest_commands = False  # click does so itself
     _restore_argument_help(command)
     return command
-
-
-def _function(name: str) -> Callable[..., object]:
-    module, function = added()[name][1].split(":")
-    found: Callable[..., object] = getattr(import_module(module), function)
-    return found
 
 
 def _restore_argument_help(command: click.Command) -> None:
@@ -129,8 +121,3 @@ def _restore_argument_help(command: click.Command) -> None:
         for parameter in command.params:
             if isinstance(parameter, TyperArgument) and parameter.name in declared:
                 parameter.help = getattr(declared[parameter.name].default, "help", None)
-
-
-def coloured(text: str, colour: str) -> str:
-    """Text in a colour, unless its reader wants none (https://no-color.org); whoever pipes it gets none either way."""
-    return text if os.environ.get("NO_COLOR") else typer.style(text, fg=colour)

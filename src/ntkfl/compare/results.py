@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,13 +15,18 @@ from typing import Any
 import torch
 
 from ntkfl.atomic import write_atomically
-from ntkfl.compare.settings import described, setting_texts
-from ntkfl.compare.spec import Comparison
+from ntkfl.compare.captions import caption, options
+from ntkfl.compare.spec import ALONE, Comparison
 from ntkfl.compare.trials import Cell
 from ntkfl.progress import plural
 from ntkfl.version import __version__
 
 NOTHING_CHOSEN = "nothing chosen: every run of its search failed"
+_T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+)  # fmt: skip
+"""Student's t at 0.975 for 1 to 20 degrees of freedom."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class Row:
 
     @property
     def unchosen(self) -> bool:
+        """Whether its search chose nothing, so that nothing was run."""
         return set(self.failed) == {NOTHING_CHOSEN}
 
     def finished(self, curves: list[list[float]]) -> list[list[float]]:
@@ -61,36 +68,48 @@ class Row:
         return [curve for curve, why in zip(curves, self.failed, strict=True) if not why]
 
 
-def summarise(
-    comparison: Comparison, label: str, setting: dict[str, Any], cells: Sequence[Cell], unchosen: bool = False
-) -> Row:
-    """A method's cells, one per seed, as a row. `unchosen`: they were not run, as its search chose nothing."""
-    histories = [cell.history() for cell in cells]
-    reported = [[float(r["test_accuracy"]) for r in h] for h in histories]
-    last = [[float(r["last_accuracy"]) for r in h] for h in histories]
-    uplink, downlink = (
-        [list(accumulate(r[f"{way}_bytes"] / 2**20 for r in h)) for h in histories] for way in ("uplink", "downlink")
+def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells: Sequence[Sequence[Cell]]) -> Row:
+    """A method's runs as a row: of each seed one run, or several whose curves are averaged, as of clients that each
+    train alone, and send nothing. Where a seed has no run, the method's search chose nothing.
+    """
+    groups = [list(group) for group in cells]
+    histories = [[cell.history() for cell in group] for group in groups]
+    times = [
+        [cell.folder.records("timings.jsonl")[: len(h)] for cell, h in zip(group, own, strict=True)]
+        for group, own in zip(groups, histories, strict=True)
+    ]
+
+    def curves(name: str, source: Sequence[Sequence[Sequence[Mapping[str, Any]]]] = histories) -> list[list[float]]:
+        """Means over each seed's runs, round by round."""
+        return [[statistics.fmean(float(r[name]) for r in rounds) for rounds in zip(*own)] for own in source]  # noqa: B905
+
+    reported, last, seconds = curves("test_accuracy"), curves("last_accuracy"), curves("seconds", times)
+    weight = 0 if label == ALONE else 1 / 2**20
+    up, down = (
+        [list(accumulate(bytes_ * weight for bytes_ in sent)) for sent in curves(f"{way}_bytes")]
+        for way in ("uplink", "downlink")
     )
-    times = [c.folder.records("timings.jsonl")[: len(h)] for c, h in zip(cells, histories, strict=True)]
+    first = [own[0] if own else [] for own in histories]
     return Row(
         label,
         setting,
-        [cell.config.seed for cell in cells],
-        cells[0].config.rounds,
+        list(comparison.seeds),
+        next((cell.config.rounds for group in groups for cell in group), comparison.rounds),
         reported,
         last,
-        uplink,
-        downlink,
-        [list(accumulate(t["seconds"] for t in seconds)) for seconds in times],
-        [_reached(t, reported, uplink, downlink) for t in comparison.targets],
-        [_reached(t, last, uplink, downlink) for t in comparison.targets],
-        [NOTHING_CHOSEN if unchosen else cell.failed for cell in cells],
-        sorted({t["device"] for seconds in times for t in seconds}),
-        [[r.get("steps") for r in h] for h in histories],
+        up,
+        down,
+        [list(accumulate(each)) for each in seconds],
+        [_reached(target, reported, up, down) for target in comparison.targets],
+        [_reached(target, last, up, down) for target in comparison.targets],
+        [next((cell.failed for cell in group if cell.failed), "" if group else NOTHING_CHOSEN) for group in groups],
+        sorted({t["device"] for own in times for records in own for t in records}),
+        [[r.get("steps") for r in records] for records in first],
     )
 
 
 def _reached(target: float, curves: Sequence[Sequence[float]], *ways: Sequence[Sequence[float]]) -> Reached:
+    """The first round at the target of each seed's curve, and the bytes sent until then."""
     firsts = [next((i for i, a in enumerate(curve) if a >= target), None) for curve in curves]
     sent = ([None if i is None else one[i] for i, one in zip(firsts, way, strict=True)] for way in ways)
     return Reached(target, [None if i is None else i + 1 for i in firsts], *sent)
@@ -119,7 +138,7 @@ def bytes_text(reached: Reached) -> str:
     if not all(ways):
         return ""
     means = [statistics.mean(way) for way in ways]
-    digits = next((i for i, least in enumerate((10, 1, 0.05, 0.005)) if sum(means) >= least), 4)
+    digits = 0 if sum(means) >= 10 else 1 if sum(means) >= 1 else 3
     shown = [round(mean, digits) for mean in means]  # as shown, so that they add up
     return " + ".join(f"{mean:.{digits}f}" for mean in shown) + f" = {sum(shown):.{digits}f}"
 
@@ -153,9 +172,47 @@ def columns(comparison: Comparison, rows: Sequence[Row]) -> tuple[list[str], lis
 
 
 def row_settings(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
-    """The settings of each row's runs, in words."""
-    texts = setting_texts(comparison, {row.label: row.setting for row in rows if not row.unchosen})
-    return [texts.get(row.label, "nothing chosen") for row in rows]
+    """What each row has otherwise than the defaults and the other rows, and what was searched, in words."""
+    entries = {entry.label: entry for entry in comparison.entries}
+    texts = []
+    for row in rows:
+        entry, seed = entries[row.label], comparison.seeds[0]
+        run = comparison.run(entry, seed, {}, method=row.setting or entry.method).model_dump(mode="json")
+        words = options(run)
+        shown = {word.split()[0] for word in words}
+        words += [f"{name} {row.setting[name]:g}" for name in entry.grid if name in row.setting and name not in shown]
+        if entry.clients_per_round is not None and row.label != ALONE:
+            words.append(f"{plural(entry.clients_per_round, 'client')} per round")
+        if entry.model is not None:
+            words.append(f"network {entry.model.name}")
+        texts.append("nothing chosen" if row.unchosen else ", ".join(words) or "defaults")
+    return texts
+
+
+def differences(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
+    """Of each method its last accuracy less that of the file's first method, in points: the mean over the seeds that
+    both finished, and its 95 % interval by Student's t. Seeds are pairs: both had the same clients and cohorts.
+    """
+    if len(comparison.seeds) < 2 or len(rows) < 2:
+        return []
+    ends = [
+        {s: c[-1] for s, c, why in zip(row.seeds, row.accuracy, row.failed, strict=True) if c and not why}
+        for row in rows
+    ]
+    lines = []
+    for row, own in zip(rows[1:], ends[1:], strict=True):
+        pairs = [100 * (own[seed] - ends[0][seed]) for seed in own if seed in ends[0]]
+        if len(pairs) < 2:
+            continue
+        free = len(pairs) - 1
+        t = _T95[free - 1] if free <= len(_T95) else 1.96 + 2.4 / free
+        half = t * statistics.stdev(pairs) / math.sqrt(len(pairs))
+        mean = statistics.fmean(pairs)
+        lines.append(
+            f"{row.label} less {rows[0].label}: {mean:+.1f} points (95 % t-interval {mean - half:+.1f} to "
+            f"{mean + half:+.1f}, {len(pairs)} seeds)"
+        )
+    return lines
 
 
 def search_lines(comparison: Comparison, searches: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -179,20 +236,52 @@ def search_lines(comparison: Comparison, searches: Mapping[str, Mapping[str, Any
     return lines
 
 
+def title(comparison: Comparison) -> str:
+    """What all runs have in common, in a sentence."""
+    seeds = ", ".join(map(str, comparison.seeds))
+    words = [caption(comparison.common), f"seed{'s' * (len(comparison.seeds) > 1)} {seeds}"]
+    return ", ".join(words) + (" (± is the sample standard deviation over them)" if len(comparison.seeds) > 1 else "")
+
+
 def markdown(comparison: Comparison, rows: Sequence[Row], searches: Mapping[str, Mapping[str, Any]]) -> str:
+    """table.md: what was compared, the table, paired differences, and how settings were searched."""
     headers, body = columns(comparison, rows)
     for text, cells in zip(row_settings(comparison, rows), body, strict=True):
         cells.append(text)
     lines = [[*headers, "setting"], ["---"] * (len(headers) + 1), *body]
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-    notes = search_lines(comparison, searches)
-    return f"{described(comparison)}\n\n{table}" + "".join(f"\n- {line}" for line in notes) + "\n"
+    notes = [*differences(comparison, rows), *search_lines(comparison, searches)]
+    return f"{title(comparison)}.\n\n{table}" + "".join(f"\n- {line}" for line in notes) + "\n"
+
+
+def latex(comparison: Comparison, rows: Sequence[Row]) -> str:
+    """table.tex: the table without settings, for a paper that loads booktabs; what was compared is its caption."""
+    headers, body = columns(comparison, rows)
+    lines = [" & ".join(map(_tex, cells)) + r" \\" for cells in (headers, *body)]
+    rows_ = "\n".join(lines[1:])
+    return rf"""\begin{{table}}
+\caption{{{_tex(title(comparison))}.}}
+\begin{{tabular}}{{l{"r" * (len(headers) - 1)}}}
+\toprule
+{lines[0]}
+\midrule
+{rows_}
+\bottomrule
+\end{{tabular}}
+\end{{table}}
+"""
+
+
+def _tex(text: str) -> str:
+    """Text with the characters that LaTeX reads as commands written out."""
+    words = {"\\": r"\textbackslash{}", "±": r"$\pm$", "α": r"$\alpha$", "~": r"\textasciitilde{}", "^": r"\^{}"}
+    return "".join(words.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in text)
 
 
 def write(
     folder: Path, comparison: Comparison, rows: Sequence[Row], searches: Mapping[str, Mapping[str, Any]], command: str
 ) -> None:
-    """results.json (everything) and table.md (for people)."""
+    """results.json (everything), table.md (for people) and table.tex (for a paper)."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {
         "name": comparison.name,
@@ -201,18 +290,10 @@ def write(
         "machine": f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}",
         "comparison": comparison.model_dump(mode="json"),
         "searches": dict(searches),
-        "rows": [_rounded(asdict(row)) for row in rows],
+        "rows": [asdict(row) for row in rows],
     }
-    write_atomically(folder / "results.json", (json.dumps(document) + "\n").encode())
+    # Five significant digits: enough for any figure, and a file small enough to keep.
+    rounded = json.loads(json.dumps(document), parse_float=lambda number: float(f"{float(number):.5g}"))
+    write_atomically(folder / "results.json", (json.dumps(rounded) + "\n").encode())
     write_atomically(folder / "table.md", markdown(comparison, rows, searches).encode())
-
-
-def _rounded(value: Any) -> Any:
-    """Five significant digits: enough for any figure, and a file small enough to keep."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, dict):
-        return {k: _rounded(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_rounded(v) for v in value]
-    return value
+    write_atomically(folder / "table.tex", latex(comparison, rows).encode())

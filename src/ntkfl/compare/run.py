@@ -2,18 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ntkfl.compare.plan import planned_cells, write_plan
-from ntkfl.compare.results import Row, summarise
+from pydantic import Field
+
+from ntkfl.atomic import write_atomically
+from ntkfl.compare.captions import caption
+from ntkfl.compare.results import Row, summarise, write
 from ntkfl.compare.search import describe, search
-from ntkfl.compare.spec import Comparison
+from ntkfl.compare.spec import ALONE, Comparison, Entry
 from ntkfl.compare.trials import Cell, Workers
+from ntkfl.data.seeds import generator
+from ntkfl.errors import ConfigError, NTKFLError, RunFolderError
+from ntkfl.federation.config import load_data
 from ntkfl.federation.run_folder import RunFolder
+from ntkfl.options import Options
+from ntkfl.safe_parse import parse_json, read_unlinked
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+PLAN = "plan.json"
 Searches = dict[str, dict[str, Any]]
+_ALONE = 10  # clients of a seed that train alone
+
+
+class Planned(Options):
+    """One cell: its curve's label, its folder, and the length it is cut at."""
+
+    label: str
+    seed: int
+    folder: str = Field(max_length=200)  # relative to the comparison's
+    rounds: int = Field(gt=0)
+    stop_at: float | None = None
+
+
+class Plan(Options):
+    """What a comparison set out to run: whoever looks meanwhile knows each cell's name."""
+
+    name: str
+    caption: str = ""
+    targets: tuple[float, ...]
+    cells: tuple[Planned, ...]
+
+
+def compare(
+    config: Path | str | Mapping[str, Any] | Comparison,
+    out: Path | str | None = None,
+    *,
+    workers: int = 0,
+    device: str | None = None,
+) -> list[dict[str, Any]] | DataFrame:
+    """Run a comparison and return its table: a DataFrame where pandas is installed, else a list of dictionaries.
+
+    `config` is a TOML file, or what such a file says. Runs and results are kept in `out` (runs/NAME by default), and
+    what is finished is not computed again. Runs take place one after another in this process, or `workers` at a time in
+    processes of their own; then the calling script needs `if __name__ == "__main__":`.
+    There is one row per method and seed: `method`, `seed`, `rounds` done, the last test `accuracy`, `uplink_mib` and
+    `downlink_mib` in all, `seconds`, for each target `rounds to 85%` (None if it was not reached), and `failed`.
+    """
+    if isinstance(config, Path | str):
+        comparison = Comparison.read(Path(config))
+    else:
+        comparison = config if isinstance(config, Comparison) else Comparison(**{"name": "comparison"} | dict(config))
+    comparison = comparison.with_available_data()[0]
+    folder = Path(out or Path("runs") / comparison.name)
+    with Workers(workers, device) as pool:
+        rows, searches = carry_out(comparison, folder, pool, lambda cells: None)
+    if pool.broken:
+        raise NTKFLError(f"{pool.broken[0].label}, seed {pool.broken[0].config.seed}: {pool.broken[0].error}")
+    write(folder, comparison, rows, searches, "ntkfl.compare(…)")
+    table = [line for row in rows for line in _lines(row)]
+    if find_spec("pandas") is None:
+        return table
+    from pandas import DataFrame
+
+    return DataFrame(table)
+
+
+def _lines(row: Row) -> list[dict[str, Any]]:
+    """A row as a dictionary for each seed."""
+    return [
+        {
+            "method": row.label,
+            "seed": seed,
+            "rounds": len(row.accuracy[i]),
+            "accuracy": row.accuracy[i][-1] if row.accuracy[i] else None,
+            "uplink_mib": row.uplink_mib[i][-1] if row.uplink_mib[i] else 0.0,
+            "downlink_mib": row.downlink_mib[i][-1] if row.downlink_mib[i] else 0.0,
+            "seconds": row.seconds[i][-1] if row.seconds[i] else 0.0,
+            **{f"rounds to {reached.target:.0%}": reached.rounds[i] for reached in row.reached},
+            "failed": row.failed[i],
+        }
+        for i, seed in enumerate(row.seeds)
+    ]
 
 
 def carry_out(
@@ -24,33 +109,66 @@ def carry_out(
     planned: Callable[[int], None] = lambda _: None,
 ) -> tuple[list[Row], Searches]:
     """The rows in the entries' order, and what each search found. Finished runs under `folder` are taken as they are.
-    Settings are searched on `comparison.search.hold_out` clients, or on a share of them where that is not said. An
-    entry whose search chose nothing is not run.
+    An entry whose search chose nothing is not run.
 
     `watch` sees the cells about twice a second; `planned` is told how many runs are left once settings are chosen.
     """
-
-    def run(cells: Sequence[Cell]) -> None:
-        pool.run(cells, watch)
-
-    # Held by one: another comparison here would meet this one's runs half done.
     comparison = comparison.with_hold_out()
-    with RunFolder(folder).locked():
-        chosen = search(comparison, comparison.methods, folder / "search", run)
-        cells = planned_cells(comparison, chosen, folder / "cells")
-        every = [cell for label, own in cells.items() for cell in own if not chosen[label].nothing]
+    with RunFolder(folder).locked():  # another comparison here would meet this one's runs half done
+        chosen = search(comparison, comparison.methods, folder / "search", lambda cells: pool.run(cells, watch))
+        cells = {
+            entry.label: [
+                [] if entry.label in chosen and chosen[entry.label].nothing else
+                _cells(comparison, entry, seed, chosen, folder / "cells")
+                for seed in comparison.seeds
+            ]
+            for entry in comparison.entries
+        }  # fmt: skip
+        every = [cell for groups in cells.values() for group in groups for cell in group]
         write_plan(folder, comparison, every)
         planned(len({cell.key for cell in every if not cell.finished}))
-        run(every)
+        pool.run(every, watch)
     searches = {entry.label: describe(chosen[entry.label], entry) for entry in comparison.methods}
-    rows = [
-        summarise(
-            comparison,
-            label,
-            {**searches[label]["fixed"], **searches[label]["chosen"]},
-            own,
-            unchosen=chosen[label].nothing,
-        )
-        for label, own in cells.items()
-    ]
+    rows = []
+    for entry in comparison.entries:
+        found = searches.get(entry.label, {"fixed": entry.method, "chosen": {}})
+        rows.append(summarise(comparison, entry.label, {**found["fixed"], **found["chosen"]}, cells[entry.label]))
     return rows, searches
+
+
+def _cells(comparison: Comparison, entry: Entry, seed: int, chosen: Mapping[str, Any], root: Path) -> list[Cell]:
+    """An entry's runs of one seed with the options its search chose: one, or one for each client that trains alone."""
+    if entry.label != ALONE:
+        return [Cell(entry.label, comparison.run(entry, seed, chosen[entry.label].options), root)]
+    config = comparison.run(entry, seed, {})
+    clients = len(load_data(config))
+    drawn = generator(seed, "alone").permutation(clients)[:_ALONE]
+    return [Cell(f"client {client} alone", config, root, int(client)) for client in sorted(drawn)]
+
+
+def write_plan(folder: Path, comparison: Comparison, cells: Sequence[Cell]) -> None:
+    """plan.json; clients that train alone are no curves of the report and not in it."""
+    planned = [
+        Planned(label=c.label, seed=c.config.seed, folder=path, rounds=c.config.rounds, stop_at=c.config.stop_at)
+        for c in cells
+        for path in [str(c.folder.path.relative_to(folder))]
+        if c.client is None
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    head = caption(comparison.common)
+    plan = Plan(name=comparison.name, caption=head, targets=comparison.targets, cells=tuple(planned))
+    write_atomically(folder / PLAN, plan.model_dump_json(indent=1).encode())
+
+
+def read_plan(folder: Path) -> Plan:
+    """The plan in `folder`. A folder's name in it never leads outside."""
+    path = folder / PLAN
+    try:
+        plan = Plan(**parse_json(read_unlinked(path).decode()))
+        inside = all((folder / cell.folder).resolve().is_relative_to(folder.resolve()) for cell in plan.cells)
+    except (OSError, ValueError, TypeError, ConfigError) as error:
+        reason = " ".join(str(error).split())
+        raise RunFolderError(f"{path} is broken ({reason}): run the comparison again, it writes it anew") from None
+    if not inside:
+        raise RunFolderError(f"{path} names folders outside {folder}: it is no plan of a comparison there")
+    return plan

@@ -1,33 +1,25 @@
-"""Choosing hyper-parameters: successive halving on held-out clients, with grids that grow at their edges."""
+"""Choosing hyper-parameters: successive halving on held-out clients (Jamieson and Talwalkar, AISTATS 2016)."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ntkfl.compare.spec import Comparison, Entry, whole
 from ntkfl.compare.trials import Cell
-from ntkfl.errors import ConfigError
-from ntkfl.federation.config import build_method
-from ntkfl.methods.combinations import settle
 
 Setting = tuple[tuple[str, float], ...]  # searched options in the grid's order
-Grid = Mapping[str, Sequence[float]]
 Runner = Callable[[Sequence[Cell]], None]
-Scores = dict[Setting, tuple[int, float]]  # the last rung a setting reached, and its score there
-
-_ALL_FAILED = -1.0  # below any accuracy: held-out clients of one class may well score 0
 
 
 @dataclass
 class Chosen:
-    """What a search ended with: the options, their score, and every value that was tried.
-
-    The score is the accuracy on held-out clients; `_ALL_FAILED` where every run did, so that nothing was chosen by it.
+    """What a search ended with: the options, their accuracy on held-out clients, every value tried, and the options
+    whose best value is the first or last of several. `score` is None where every run failed, or nothing was searched.
     """
 
     options: dict[str, float]
@@ -37,161 +29,59 @@ class Chosen:
 
     @property
     def nothing(self) -> bool:
-        return self.score == _ALL_FAILED
+        """Whether every run of the search failed, so that nothing was chosen by it."""
+        return bool(self.tried) and self.score is None
 
 
 def search(comparison: Comparison, entries: Sequence[Entry], root: Path, run: Runner) -> dict[str, Chosen]:
-    """The best setting of every entry. Entries advance together, so that their cells fill all workers.
+    """The best setting of every entry, by its label. Runs are kept under `root`.
 
-    Each round of halving tries what is new in the grids; grids whose best value lies at an edge grow beyond it, at most
-    `search.extend` times. A final rung, where one is asked for, compares the best few by longer runs.
+    All settings of a grid run for the first rung's rounds; the best part `keep` of each entry goes on to the next,
+    longer rung; the best of the last rung is chosen. Entries advance together, so that their runs fill all workers.
     """
-    searched = {entry.label: entry for entry in entries if entry.grid}
-    grids = {label: {k: sorted(v) for k, v in entry.grid.items()} for label, entry in searched.items()}
-    scores: dict[str, Scores] = {label: {} for label in searched}
-    growing = set(searched)
-    for extension in range(comparison.search.extend + 1):
-        if not growing:
-            break
-        fresh = {label: _fresh(grids[label], scores[label]) for label in searched if label in growing}
-        _halve(comparison, searched, fresh, scores, root, run)
-        for label in list(fresh):
-            best = dict(_best(scores[label]))
-            beyond = {
-                name: [v for v in values if _valid(searched[label], best | {name: v})]
-                for name, values in edges_of(best, grids[label]).items()
-            }
-            last = extension == comparison.search.extend
-            if last or scores[label][_best(scores[label])][1] <= 0 or not any(beyond.values()):
-                growing.discard(label)
-            else:
-                grids[label] = {k: sorted({*values, *beyond.get(k, ())}) for k, values in grids[label].items()}
     chosen = {entry.label: Chosen({}) for entry in entries}
-    final = _final(comparison, searched, scores, root, run) if searched and comparison.search.final_rounds else {}
-    for label, grid in grids.items():
-        setting, reached = final.get(label) or (_best(scores[label]), scores[label][_best(scores[label])][1])
-        chosen[label] = Chosen(dict(setting), reached, grid, sorted(edges_of(dict(setting), grid)))
+    searched = {entry.label: entry for entry in entries if entry.grid}
+    going: dict[str, list[Setting]] = {
+        label: [tuple(zip(entry.grid, values, strict=True)) for values in itertools.product(*entry.grid.values())]
+        for label, entry in searched.items()
+    }
+    for rounds in comparison.rungs:
+        cells = {
+            (label, setting): _cells(comparison, searched[label], setting, rounds, root)
+            for label, settings in going.items()
+            for setting in settings
+        }
+        run([cell for own in cells.values() for cell in own])
+        for label, settings in going.items():
+            scores = {setting: sum(map(score, cells[label, setting])) for setting in settings}
+            best = sorted(settings, key=lambda setting: -scores[setting])
+            tried = {name: sorted(values) for name, values in searched[label].grid.items()}
+            failed = all(cell.failed for setting in settings for cell in cells[label, setting])
+            own = dict(best[0])
+            edge = sorted(k for k, values in tried.items() if len(values) > 1 and own[k] in (values[0], values[-1]))
+            mean = scores[best[0]] / len(comparison.search.seed)
+            chosen[label] = Chosen(own, None if failed else mean, tried, edge)
+            keep = max(comparison.search.keep_at_least, math.ceil(len(best) * comparison.search.keep))
+            going[label] = best[:keep]
     return chosen
 
 
-def _best(scores: Scores) -> Setting:
-    """The setting that went furthest, and of those the one with the highest score."""
-    return max(scores, key=lambda setting: scores[setting])
-
-
-def _final(
-    comparison: Comparison, entries: Mapping[str, Entry], scores: Mapping[str, Scores], root: Path, run: Runner
-) -> dict[str, tuple[Setting, float]]:
-    """The best few settings of each entry at the final rung: what leads early need not lead late."""
-    rounds = comparison.search.final_rounds
-    assert rounds is not None
-    finalists = {
-        label: sorted(own, key=lambda s: own[s])[-comparison.search.finalists :]
-        for label, own in scores.items()
-        if own[_best(own)][1] != _ALL_FAILED
-    }
-    cells = _cells(comparison, entries, finalists, rounds, root)
-    run([cell for own in cells.values() for cell in own])
-    means = {where: sum(map(score, own)) / len(own) for where, own in cells.items()}
-    found = {}
-    for label, settings in finalists.items():
-        best = max(settings, key=lambda s: means[label, s])
-        found[label] = best, means[label, best]
-    return found
-
-
-def _fresh(grid: Grid, scores: Scores) -> list[Setting]:
-    """Settings to try next: all of a grid at first. Of one that has grown those next to its best, every option at most
-    one place away: what is far off in one option was far off before the other grew.
-    """
-    settings = [tuple(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    if not scores:
-        return settings
-    place = {name: {value: i for i, value in enumerate(values)} for name, values in grid.items()}
-    best = dict(_best(scores))
-    near = [s for s in settings if all(abs(place[k][v] - place[k][best[k]]) <= 1 for k, v in s)]
-    return [s for s in near if s not in scores]
-
-
-def _halve(
-    comparison: Comparison,
-    entries: Mapping[str, Entry],
-    fresh: Mapping[str, list[Setting]],
-    scores: dict[str, Scores],
-    root: Path,
-    run: Runner,
-) -> None:
-    """Rungs of growing length; the best of each go on. The score kept is that of the last rung a setting reached."""
-    going = dict(fresh)
-    for rung, rounds in enumerate(comparison.rungs):
-        cells = _cells(comparison, entries, going, rounds, root)
-        run([cell for own in cells.values() for cell in own])
-        for (label, s), own in cells.items():
-            # A setting that went further is always ahead of one that was dropped earlier.
-            lost = all(cell.failed for cell in own)
-            scores[label][s] = rung, _ALL_FAILED if lost else sum(map(score, own)) / len(own)
-        for label, settings in going.items():
-            keep = max(comparison.search.keep_at_least, math.ceil(len(settings) * comparison.search.keep))
-            going[label] = sorted(settings, key=lambda s: -scores[label][s][1])[:keep]
-
-
 def score(cell: Cell) -> float:
-    """Mean accuracy on the held-out clients over the last third of the rounds; 0 where the run failed."""
+    """Mean accuracy on the held-out clients over the last third of the rounds; −1, below any, where the run failed."""
     records = cell.history()
     if cell.failed or not records:
-        return 0.0
+        return -1.0
     tail = [float(record["validation_accuracy"]) for record in records[-max(1, len(records) // 3) :]]
     return sum(tail) / len(tail)
 
 
-def _cells(
-    comparison: Comparison, entries: Mapping[str, Entry], settings: Mapping[str, list[Setting]], rounds: int, root: Path
-) -> dict[tuple[str, Setting], list[Cell]]:
-    """The runs of each setting, one a seed: `rounds` long, without the held-out clients, and with no early end."""
-    hold_out = comparison.search.hold_out
-    assert hold_out is not None  # see `Comparison.with_hold_out`
-    changes = {"rounds": rounds, "hold_out": hold_out, "stop_at": None, "byzantine": None}
-    return {
-        (label, setting): [
-            Cell(
-                f"{label} ({', '.join(f'{k} {v:g}' for k, v in setting)})",
-                comparison.run(entries[label], seed, dict(setting), **changes),
-                root,
-            )
-            for seed in comparison.search.seed
-        ]
-        for label, own in settings.items()
-        for setting in own
-    }
-
-
-def edges_of(best: Mapping[str, float], grid: Grid) -> dict[str, list[float]]:
-    """For each option whose best value is the first or last of several: the next value beyond, in the same ratio."""
-    beyond: dict[str, list[float]] = {}
-    for name, values in grid.items():
-        if len(values) < 2:
-            continue
-        integer = all(float(v).is_integer() for v in values)
-        for edge, neighbour in ((values[-1], values[-2]), (values[0], values[1])):
-            if best[name] == edge and edge > 0 and neighbour > 0:
-                following = _tidy(edge**2 / neighbour, integer)
-                if following > 0 and (following - edge) * (edge - neighbour) > 0:  # rounded, it may be zero or the edge
-                    beyond[name] = [following]
-    return beyond
-
-
-def _valid(entry: Entry, options: Mapping[str, float]) -> bool:
-    """Whether the method takes these values: a grid grows no further than an option's bounds."""
-    try:
-        given = entry.with_options(options)
-        settle(build_method(given["method"]), given["privacy"], given["robust"])
-    except ConfigError:
-        return False
-    return True
-
-
-def _tidy(value: float, integer: bool) -> float:
-    return float(round(float(f"{value:.2g}"))) if integer else float(f"{value:.2g}")
+def _cells(comparison: Comparison, entry: Entry, setting: Setting, rounds: int, root: Path) -> list[Cell]:
+    """A setting's runs, one per seed: without the held-out clients, among honest clients, and with no early end."""
+    assert comparison.search.hold_out is not None  # see `Comparison.with_hold_out`
+    changes = {"rounds": rounds, "hold_out": comparison.search.hold_out, "stop_at": None, "byzantine": None}
+    label = f"{entry.label} ({', '.join(f'{name} {value:g}' for name, value in setting)})"
+    configs = (comparison.run(entry, seed, dict(setting), **changes) for seed in comparison.search.seed)
+    return [Cell(label, config, root) for config in configs]
 
 
 def describe(chosen: Chosen, entry: Entry) -> dict[str, Any]:
@@ -200,6 +90,6 @@ def describe(chosen: Chosen, entry: Entry) -> dict[str, Any]:
         "fixed": entry.method,
         "searched": chosen.tried,
         "chosen": {} if chosen.nothing else whole(chosen.options),
-        "held_out_score": None if chosen.nothing else chosen.score,
+        "held_out_score": chosen.score,
         "still_at_edge": chosen.at_edge,
     }

@@ -19,6 +19,7 @@ from ntkfl.privacy.settings import Privacy
 from ntkfl.safe_parse import read_toml
 
 _HELD_OUT = 0.1  # part of the clients that scores settings by default
+ALONE = "each client alone"  # the row that `alone = true` adds
 
 
 class Search(Options):
@@ -34,19 +35,9 @@ class Search(Options):
     )
     keep: float = Field(0.25, gt=0, le=1, description="part of the settings that goes on to the next rung")
     keep_at_least: int = Field(1, ge=1, description="settings that go on, where that part of a small grid is fewer")
-    extend: int = Field(3, ge=0, description="how often a grid may grow where its best value lies at the edge")
-    final_rounds: int | None = Field(
-        None, ge=1, description="rounds of a final rung, once grids have stopped growing; default: there is none"
-    )
-    finalists: int = Field(3, ge=1, description="settings of each method in the final rung, its best by then")
     seed: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (0,), min_length=1, description="of a setting's runs: one, or several whose scores are averaged"
     )
-
-    @field_validator("seed", mode="before")
-    @classmethod
-    def _several(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, int) else value
 
 
 class Entry(Options):
@@ -125,6 +116,7 @@ class Comparison(Options):
     data: DataConfig = Field(DataConfig(), description="the table [data] of a run: dataset, partition, clients, …")
     model: ModelConfig = Field(ModelConfig(), description="the table [model] of a run: name, hidden, options, …")
     search: Search = Field(Search(), description="how grids are searched")
+    alone: bool = Field(False, description="add a row of clients that each train on their own data only, ten at most")
     fallback: DataConfig | None = Field(None, description="data to use where those named cannot be downloaded")
     methods: tuple[Entry, ...] = Field(min_length=1, description="one entry per curve: [[methods]]")
 
@@ -135,22 +127,23 @@ class Comparison(Options):
         for label in self.figure or ():
             if label not in labels:
                 raise unknown("label in figure", label, labels)
+        if self.alone and ALONE in labels:
+            raise ConfigError(f"{ALONE!r} is the label of the row that alone = true adds: choose another")
 
     @staticmethod
     def read(path: Path) -> Comparison:
+        """From a TOML file; its name is the comparison's, unless the file gives one."""
         values = read_toml(path)
         values.setdefault("name", path.stem)
         return Comparison(**values)
 
     def with_available_data(self) -> tuple[Comparison, str]:
-        """This comparison on data that is available, and a line on why where those are not the ones it names."""
-        if self.data.dataset not in NAMES:
+        """This comparison, on its `fallback` where its data cannot be downloaded, and a line that says so."""
+        if self.fallback is None or self.data.dataset not in NAMES:
             return self, ""
         try:
             load(self.data.dataset)
         except DataError as error:
-            if self.fallback is None:
-                raise
             why = f"{self.data.dataset} could not be downloaded, so the built-in {self.fallback.dataset} serve instead"
             return self.model_copy(update={"data": self.fallback}), f"{why}.\n{error}"
         return self, ""
@@ -168,6 +161,23 @@ class Comparison(Options):
         clients = len(load_data(self.run(self.methods[0], self.seeds[0], {})))
         search = self.search.model_copy(update={"hold_out": max(1, round(_HELD_OUT * clients))})
         return self.model_copy(update={"search": search})
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The methods, and where `alone` is asked for, gradient descent on a client's own data: as the comparison's
+        `centralized` curve has it, if it has one.
+        """
+        if not self.alone:
+            return self.methods
+        pooled = (entry.method for entry in self.methods if entry.method.get("name") == "centralized")
+        return *self.methods, Entry(label=ALONE, method=next(pooled, {"name": "centralized"}), clients_per_round=1)
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """The settings that all runs have unless an entry has its own, as plain values."""
+        chosen = "clients_per_round" in self.model_fields_set
+        cohort = self.clients_per_round if chosen else f"up to {self.clients_per_round}"
+        return {**self.model_dump(mode="json", include={"data", "model"}), "clients_per_round": cohort}
 
     def run(self, entry: Entry, seed: int, options: Mapping[str, Any], **changes: Any) -> RunConfig:
         """The run of one entry with these searched options."""

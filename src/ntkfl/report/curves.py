@@ -16,7 +16,6 @@ from ntkfl.compare.results import Row
 
 # Distinguishable with any common colour blindness, in print and on screen (Okabe and Ito's set).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B", "#7F7F7F", "#BCBD22")
-_WIDTH = 15.0  # inches
 LINES = ("-", "--", ":", "-.")  # the next style once the colours are used up
 
 
@@ -25,19 +24,13 @@ def plot_curves(rows: Sequence[Row], title: str, targets: Sequence[float], path:
 
     A seed whose run failed is left out.
     """
-    longest = max((len(row.label) for row in rows), default=0)
-    columns = max(1, min(5, len(rows), int(_WIDTH / (0.08 * longest + 0.5))))  # inches of a letter, of a line's sample
-    lines = math.ceil(len(rows) / columns)
-    figure = Figure(figsize=(_WIDTH, 4.35 + 0.22 * lines), layout="constrained")
+    columns = min(4, max(1, len(rows)))
+    figure = Figure(figsize=(15.0, 4.35 + 0.22 * math.ceil(len(rows) / columns)), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
-    axes: list[tuple[Axes, str, str]] = [
-        (panels[0], "rounds", "communication rounds"),
-        (panels[1], "bytes", "MiB up and down"),
-        (panels[2], "seconds", f"seconds ({', '.join(sorted({d for row in rows for d in row.devices}))})"),
-    ]
-    for axis, kind, label in axes:
+    devices = ", ".join(sorted({device for row in rows for device in row.devices}))
+    for axis, label in zip(panels, ("communication rounds", "MiB up and down", f"seconds ({devices})"), strict=True):
         for i, row in enumerate(rows):
-            _curve(axis, row, kind, COLOURS[i % len(COLOURS)], LINES[i // len(COLOURS) % len(LINES)])
+            _curve(axis, row, label, COLOURS[i % len(COLOURS)], LINES[i // len(COLOURS) % len(LINES)])
         for target in targets:
             axis.axhline(target, color="#999999", linewidth=0.8, linestyle=":")
         axis.set_xlabel(label)
@@ -57,20 +50,22 @@ def plot_curves(rows: Sequence[Row], title: str, targets: Sequence[float], path:
     return path
 
 
-def _curve(axis: Axes, row: Row, kind: str, colour: str, line: str) -> None:
+def _curve(axis: Axes, row: Row, label: str, colour: str, line: str) -> None:
+    """One method's accuracy against what the axis is labelled with."""
     curves = row.finished(row.accuracy)
     shortest = min((len(curve) for curve in curves), default=0)
     if not shortest:
         return
     across = list(zip(*(curve[:shortest] for curve in curves), strict=True))
-    mean = [statistics.mean(values) for values in across]
-    both = [[a + b for a, b in zip(*ways, strict=True)] for ways in zip(row.uplink_mib, row.downlink_mib, strict=True)]
-    sources = {"bytes": both, "seconds": row.seconds}
-    source = row.finished(sources[kind]) if kind in sources else None
-    if source is None:
-        x: list[float] = [float(i + 1) for i in range(shortest)]
+    if label.startswith("MiB"):
+        ways = zip(row.uplink_mib, row.downlink_mib, strict=True)
+        source = [[a + b for a, b in zip(up, down, strict=True)] for up, down in ways]
+    elif label.startswith("seconds"):
+        source = row.seconds
     else:
-        x = [statistics.mean(values) for values in zip(*(s[:shortest] for s in source), strict=True)]
-    axis.plot(x, mean, line, color=colour, linewidth=1.8, label=row.label, marker="o" if shortest < 4 else None)
+        source = [[float(i + 1) for i in range(len(curve))] for curve in row.accuracy]
+    x = [statistics.mean(values) for values in zip(*(s[:shortest] for s in row.finished(source)), strict=True)]
+    mean, marker = [statistics.mean(values) for values in across], "o" if shortest < 4 else None
+    axis.plot(x, mean, line, color=colour, linewidth=1.8, label=row.label, marker=marker)
     if len(curves) > 1:
         axis.fill_between(x, [min(v) for v in across], [max(v) for v in across], color=colour, alpha=0.15, linewidth=0)

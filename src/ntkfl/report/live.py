@@ -21,9 +21,9 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from ntkfl.errors import ConfigError, NTKFLError
-from ntkfl.report.page import details, render, title
+from ntkfl.report.page import render, title
 from ntkfl.report.runs import FoundRun, find
-from ntkfl.report.view import files, view
+from ntkfl.report.view import details, files, view
 from ntkfl.safe_parse import read_unlinked
 from ntkfl.version import __version__
 
@@ -44,6 +44,8 @@ def _mark(run: FoundRun) -> tuple[object, ...]:
 
 
 class Handler(BaseHTTPRequestHandler):
+    """Answers one request from what `LiveServer.look` found."""
+
     server: LiveServer
     protocol_version = "HTTP/1.1"
     server_version, sys_version = f"ntkfl/{__version__}", ""
@@ -93,6 +95,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _events(self) -> None:
+        """Send the runs that changed, again and again, until the reader leaves or the server closes."""
         self.close_connection = True
         self._head(HTTPStatus.OK, "text/event-stream", None)
         marks: dict[str, object] = {}
@@ -142,6 +145,7 @@ class LiveServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
+        """Where the page is."""
         return f"http://127.0.0.1:{self.server_address[1]}/"
 
     def look(self) -> tuple[dict[str, FoundRun], Sequence[float]] | None:
@@ -152,10 +156,7 @@ class LiveServer(ThreadingHTTPServer):
             return None
         return {run.id: run for run in found}, targets
 
-    def run(self) -> None:
-        """Serve until `stop` or Ctrl-C."""
-        self.serve_forever(poll_interval=0.2)
-
     def stop(self) -> None:
+        """End the server and its open streams."""
         self.closing.set()
         self.shutdown()

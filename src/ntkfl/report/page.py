@@ -16,7 +16,7 @@ from urllib.parse import quote
 from ntkfl.atomic import write_atomically
 from ntkfl.errors import ConfigError
 from ntkfl.report.runs import FoundRun, require
-from ntkfl.report.view import audit, files, view
+from ntkfl.report.view import details, files, view
 from ntkfl.version import __version__
 
 _SCRIPTS = (
@@ -47,11 +47,6 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     return out
 
 
-def details(run: FoundRun) -> dict[str, Any]:
-    """What the page shows of a run beside its series: an audit's findings."""
-    return {"audit": audit(run)}
-
-
 def render(document: dict[str, Any]) -> str:
     """The page around a document. Its policy names its own script and style and nothing else: it can load nothing."""
     folder = resources("ntkfl.report") / "assets"
@@ -73,6 +68,7 @@ def _source(text: str) -> str:
 
 
 def title(paths: Sequence[Path]) -> str:
+    """The names of the folders, the first three of many."""
     names = [path.resolve().name for path in paths]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ntkfl.compare.failures import error_of
-from ntkfl.compare.plan import PLAN, read_plan
+from ntkfl.compare.run import PLAN, read_plan
+from ntkfl.compare.trials import error_of
 from ntkfl.errors import RunFolderError
 from ntkfl.federation.run_folder import Record, RunFolder, called
 from ntkfl.progress import percent, plural
@@ -29,6 +29,7 @@ class FoundRun:
     folder: RunFolder
     rounds: int | None = None  # a comparison may show fewer than the folder holds
     stop_at: float | None = None
+    caption: str = ""  # of a comparison: what all its runs have in common
 
     @property
     def id(self) -> str:
@@ -47,16 +48,15 @@ def find(paths: Sequence[Path]) -> tuple[list[FoundRun], tuple[float, ...]]:
     """The runs in `paths` (run folders, comparisons, or folders of either) and the accuracies comparisons aim at."""
     found: dict[str, FoundRun] = {}
     targets: set[float] = set()
-    several = len(paths) > 1
     for path in paths:
-        for run, own in _below(path, path.name if several else "", _DEEPEST):
+        for run, own in _below(path, path.name if len(paths) > 1 else "", _DEEPEST):
             found.setdefault(run.id, run)
             targets.update(own)
     return list(found.values()), tuple(sorted(targets))
 
 
 def require(paths: Sequence[Path]) -> tuple[list[FoundRun], tuple[float, ...]]:
-    """As `find`, and an error where nothing is found."""
+    """As `find`, and an error where one of the paths holds no run."""
     for path in paths:
         if not path.is_dir():
             raise RunFolderError(f"{path} is a file, not a run folder" if path.exists() else f"no such folder: {path}")
@@ -66,6 +66,7 @@ def require(paths: Sequence[Path]) -> tuple[list[FoundRun], tuple[float, ...]]:
 
 
 def _below(path: Path, name: str, depth: int) -> Iterator[tuple[FoundRun, tuple[float, ...]]]:
+    """The runs in a folder and below it, each with the accuracies that its comparison aims at."""
     if (path / PLAN).is_file():
         yield from _comparison(path, name)
     elif RunFolder(path).holds_run:
@@ -77,13 +78,14 @@ def _below(path: Path, name: str, depth: int) -> Iterator[tuple[FoundRun, tuple[
 
 
 def _comparison(path: Path, name: str) -> Iterator[tuple[FoundRun, tuple[float, ...]]]:
+    """The runs of a comparison by its plan, named by method and seed."""
     plan = read_plan(path)
     seeds = len({cell.seed for cell in plan.cells}) > 1
     for cell in plan.cells:
         group = f"{name}: {cell.label}" if name else cell.label
         called = f"{group}, seed {cell.seed}" if seeds else group
         folder = RunFolder(path / cell.folder)
-        yield FoundRun(called, group, cell.seed, folder, cell.rounds, cell.stop_at), plan.targets
+        yield FoundRun(called, group, cell.seed, folder, cell.rounds, cell.stop_at, plan.caption), plan.targets
 
 
 def _folders(path: Path) -> list[Path]:
@@ -93,11 +95,9 @@ def _folders(path: Path) -> list[Path]:
             inside = [e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
     except OSError:
         return []
-    return [path / name for name in sorted(inside, key=_in_order)]
-
-
-def _in_order(name: str) -> list[str | int]:
-    return [int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]+)", name))]
+    parts = {name: re.split("([0-9]+)", name) for name in inside}  # words and numbers in turn
+    order = {name: [int(part) if i % 2 else part for i, part in enumerate(split)] for name, split in parts.items()}
+    return [path / name for name in sorted(inside, key=lambda name: order[name])]
 
 
 def history(run: FoundRun) -> list[Record]:
@@ -105,32 +105,23 @@ def history(run: FoundRun) -> list[Record]:
     return run.folder.history(run.rounds, run.stop_at)
 
 
-def _forgot(config: Mapping[str, Any], records: Sequence[Record]) -> str:
-    """What `ntkfl forget` did since."""
-    gone = records[-1].get("forgotten")
-    if not isinstance(gone, list) or not gone:
-        return ""
-    return f"; {plural(len(gone), 'client')} forgotten since ({called(config, gone)})"
-
-
 def condition(run: FoundRun, config: Mapping[str, Any], records: Sequence[Record]) -> Condition:
     """Whether the run goes on, has ended, or was left unfinished: known by the lock its process holds."""
     if why := run.folder.diverged:
         return Condition("failed", f"failed: {why}")
+    error = error_of(run.folder.path)
     if not config:
-        error = error_of(run.folder.path)
         return Condition("failed", f"failed: {error}") if error else Condition("waiting", "not begun")
     wanted = int(run.rounds or config.get("rounds") or 0)
-    stop = run.stop_at or config.get("stop_at")
+    stop, gone = run.stop_at or config.get("stop_at"), records[-1].get("forgotten") if records else None
+    forgot = f"; {plural(len(gone), 'client')} forgotten since ({called(config, gone)})" if gone else ""
     if stop is not None and records and (records[-1].get("test_accuracy") or 0) >= stop:
-        return Condition(
-            "finished", f"finished: reached {percent(stop, 0)} in round {len(records)}{_forgot(config, records)}"
-        )
+        return Condition("finished", f"finished: reached {percent(stop, 0)} in round {len(records)}{forgot}")
     if wanted and len(records) >= wanted:
-        return Condition("finished", f"finished: {plural(len(records), 'round')}{_forgot(config, records)}")
+        return Condition("finished", f"finished: {plural(len(records), 'round')}{forgot}")
     so_far = f"{len(records)} of {plural(wanted, 'round')}" if wanted else plural(len(records), "round")
     if run.folder.in_use:
         return Condition("running", f"running: {so_far}")
-    if error := error_of(run.folder.path):
+    if error:
         return Condition("failed", f"failed after {so_far}: {error}")
     return Condition("stopped", f"stopped after {so_far}")

@@ -1,17 +1,16 @@
-"""A run as the page shows it: plain values, ready for JSON."""
+"""A run as the page shows it: plain values, ready for JSON. Its files may be somebody else's, and say anything."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ntkfl.compare.captions import caption
 from ntkfl.errors import RunFolderError
 from ntkfl.federation.run_folder import Record
-from ntkfl.report.rejected import rejections
 from ntkfl.report.runs import Condition, FoundRun, condition, history
 from ntkfl.safe_parse import parse_json, read_unlinked
 
@@ -21,7 +20,19 @@ SERIES = (
     "uplink_bytes", "downlink_bytes", "kernel_products", "solver_error",
 )  # fmt: skip
 FILES = ("config.toml", "history.jsonl", "timings.jsonl", "model.safetensors")
-AUDIT = "audit"
+# What rounds leave out, and clients that failed: the kind as the page says it, the record's field, what is counted.
+REJECTED = (
+    ("rejected", "rejected", "rows"),
+    ("rows made up", "made_up_rows", "rows"),
+    ("rows trimmed", "trimmed_rows", "rows"),
+    ("rows scaled down", "clipped_rows", "rows"),
+    ("clients scaled down", "clipped_clients", "clients"),
+    ("clients with something rejected", "rejected_clients", "clients"),
+    ("Byzantine clients", "byzantine", "clients"),
+    ("clients that failed", "failed", "clients"),
+    ("the solver's way out", "solver_fallback", "rounds"),
+)
+_REASONS, _LONGEST = 8, 120  # reasons of a kind that are shown, and their characters: a client may say anything
 
 
 def view(run: FoundRun) -> dict[str, Any]:
@@ -44,7 +55,7 @@ def view(run: FoundRun) -> dict[str, Any]:
         "seed": run.seed if run.seed is not None else _number(config.get("seed")),
         "condition": how.kind,
         "text": how.text,
-        "since": _last_sign(run) if how.kind == "running" else None,
+        "caption": run.caption or caption(config),
         "length": run.rounds or _number(config.get("rounds")),
         "rounds": [r.get("round", i + 1) for i, r in enumerate(records)],
         "series": _series(records, SERIES) | _series(timings, ["seconds"]) | counted,
@@ -57,15 +68,43 @@ def view(run: FoundRun) -> dict[str, Any]:
     }
 
 
-def _last_sign(run: FoundRun) -> float | None:
-    """When a running run last wrote a round, or its settings: seconds since 1970."""
-    for name in ("history.jsonl", "config.toml"):
-        with suppress(OSError):
-            return round((run.folder.path / name).stat().st_mtime, 1)
-    return None
+def rejections(records: Sequence[Record]) -> tuple[list[dict[str, Any]], dict[str, list[float | None]]]:
+    """Lines of a table, and by each line's `series` its count of every round; both empty where nothing happened.
+
+    A line has `kind`, `why`, what it counts (`of`), `total`, in how many `rounds`, and the `first`.
+    """
+    lines: list[dict[str, Any]] = []
+    series: dict[str, list[float | None]] = {}
+    for kind, field, unit in REJECTED:
+        counts = [_counts(record.get(field)) for record in records]
+        for why, _ in sum(counts, Counter[str]()).most_common(_REASONS):
+            values, name = [count[why] for count in counts], f"rejected/{kind}/{why}"
+            at = [i for i, value in enumerate(values) if value]
+            line = {"series": name, "kind": kind, "why": why, "of": unit, "total": sum(values), "rounds": len(at)}
+            lines.append(line | {"first": records[at[0]].get("round", at[0] + 1)})
+            series[name] = list(values)
+    return lines, series
+
+
+def _counts(value: object) -> Counter[str]:
+    """How often, by reason: a number or a list of clients has none, a text is one, of names each has its own."""
+    if isinstance(value, Mapping):
+        found: Counter[str] = Counter()
+        for name, what in value.items():
+            reason, often = (what, 1) if isinstance(what, str) else (str(name), _whole(what))
+            found[reason[:_LONGEST]] += often
+        return +found
+    if isinstance(value, str):
+        return +Counter({value[:_LONGEST]: bool(value)})
+    return +Counter({"": len(value) if isinstance(value, list) else _whole(value)})
+
+
+def _whole(value: object) -> int:
+    return value if type(value) is int else 0
 
 
 def _series(records: Sequence[Record], names: Sequence[str]) -> dict[str, list[float | None]]:
+    """One number per round for each name that any record has."""
     found = {name: [_number(r.get(name)) for r in records] for name in names}
     return {name: values for name, values in found.items() if any(v is not None for v in values)}
 
@@ -123,6 +162,7 @@ def _privacy(config: Mapping[str, Any], records: Sequence[Record]) -> dict[str, 
 
 
 def _promise(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """One guarantee in words, and what it assumes."""
     assumed = stated.get("assumptions")
     lines = [_text(line) for line in assumed] if isinstance(assumed, list) else []
     return {"says": f"{_size(stated)}, against {_text(stated.get('against'))}", "assumptions": lines}
@@ -137,6 +177,7 @@ def _size(of: Mapping[str, Any]) -> str:
 
 
 def _text(value: object) -> str:
+    """A value as a person reads it; of a long list its ends and its length."""
     if isinstance(value, list) and len(value) > 6:
         return f"{_text(value[0])}, {_text(value[1])} … {_text(value[-1])} ({len(value)})"
     if isinstance(value, list):
@@ -152,14 +193,22 @@ def files(run: FoundRun) -> dict[str, Path]:
     return {name: path for name, path in paths.items() if path.is_file() and not path.is_symlink()}
 
 
-def audit(run: FoundRun) -> Any:
-    """An audit's findings, where the run's folder has them. A link in place of its folder is not followed either."""
-    folder = run.folder.path / AUDIT
+def details(run: FoundRun) -> dict[str, Any]:
+    """What the page shows of a run beside its series: an audit's findings, and what canaries proved of its ε."""
+    proved = _audited(run, "canaries.json")
+    shown = [_number(proved.get(name)) for name in ("promised", "shown")] if isinstance(proved, Mapping) else [None]
+    line = "" if None in shown else f"promised {shown[0]:.1f}, an attacker showed {shown[1]:.1f}"
+    return {"audit": _audited(run, "findings.json"), "canaries": line}
+
+
+def _audited(run: FoundRun, name: str) -> Any:
+    """A file of `ntkfl audit` in the run's folder; None where there is none. No link is followed."""
+    folder = run.folder.path / "audit"
     if folder.is_symlink():
-        return {"findings.json": "cannot be read: its folder is a symbolic link, which is not followed"}
+        return {name: "cannot be read: its folder is a symbolic link, which is not followed"}
     try:
-        return parse_json(read_unlinked(folder / "findings.json").decode())
+        return parse_json(read_unlinked(folder / name).decode())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        return {"findings.json": f"cannot be read: {error}"}
+        return {name: f"cannot be read: {error}"}

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ntkfl.cli.stopping import stoppable
+from ntkfl.cli.verbs import stoppable
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.progress import ProgressBar

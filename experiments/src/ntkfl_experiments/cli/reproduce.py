@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ntkfl.cli.stopping import stoppable
+from ntkfl.cli.verbs import stoppable
 from ntkfl.devices import find_device
 from ntkfl.errors import unknown
 from ntkfl_experiments.paper import ITEMS

@@ -9,13 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ntkfl.audit import reconstruction
 from ntkfl.audit.analytic import gaussian_prior, invert
 from ntkfl.audit.capture import Capture, capture
-from ntkfl.audit.inputs import seen_inputs
-from ntkfl.audit.measures import guesses, ssim
+from ntkfl.audit.finding import guesses, ssim
 from ntkfl.audit.membership import advantage
-from ntkfl.audit.received import rows_of
+from ntkfl.audit.rows import inputs, rows_of
 from ntkfl.federation.config import DataConfig, RunConfig
 from ntkfl.methods.rows.upload import TangentRows
 from ntkfl.methods.task import Task
@@ -78,7 +76,7 @@ def read_projected(key: Mapping[str, Any]) -> dict[str, float]:
         privacy=PROJECTED,
     )
     heard = capture(config, 1)
-    helped = next(f for f in reconstruction.attack(heard, seed) if f.measure == "SSIM")
+    helped = next(f for f in inputs(heard) if f.measure == "SSIM")
     return {
         "rows": len(heard.aligned()[1]),
         "dimensions": PROJECTED.projected_dim or 0,
@@ -97,7 +95,7 @@ def _without_P(heard: Capture, seed: int, targets: int = 50) -> dict[str, float]
     nothing.
     """
     rows = rows_of(heard)
-    recovered = seen_inputs(heard, rows)
+    recovered = invert(heard.task.at(heard.weights), rows.J)
     assert recovered is not None
     assert heard.public is not None
     z, labels, known = recovered.x.double(), rows.labels, heard.aligned()[2].flatten(1).double()

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ntkfl.audit.analytic import gaussian_prior, invert
-from ntkfl.audit.measures import guesses, psnr, ssim
+from ntkfl.audit.finding import guesses, ssim
 from ntkfl.data import load
 from ntkfl.federation.config import ModelConfig, build_network
 from ntkfl.methods.rows.upload import TangentRows
@@ -57,7 +57,7 @@ def train(model: nn.Module, x: Tensor, y: Tensor, steps: int, batch: int = 200, 
 
 def attacked(key: Mapping[str, Any]) -> dict[str, Any]:
     """Three attacks at one sparsity on the first `images` training pictures, at the weights `seed` gives, after
-    `trained` steps on others: SSIM and PSNR of every picture, what was drawn of the first, its original, and what the
+    `trained` steps on others: SSIM of every picture, what was drawn of the first, its original, and what the
     mean picture of each label would score.
     """
     network, trained = key.get("network", PERCEPTRON), key.get("trained", 0)
@@ -90,7 +90,6 @@ def attacked(key: Mapping[str, Any]) -> dict[str, Any]:
             "sparsity": sparsity,
             "attack": attack,
             "ssim": ssim(originals, seen).tolist(),
-            "psnr": psnr(originals, seen).tolist(),
             "picture": _rows(seen[0]),
         }
         for attack, seen in drawn.items()
@@ -120,7 +119,6 @@ def summed_up(points: Sequence[Mapping[str, Any]], guess: Sequence[float]) -> di
             "mean": statistics.fmean(p["ssim"]),
             "spread": statistics.stdev(p["ssim"]),
             "ssim": [round(v, 5) for v in p["ssim"]],
-            "psnr": [round(v, 2) for v in p["psnr"]],
         }
         for p in points
     ]

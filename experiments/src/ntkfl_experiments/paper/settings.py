@@ -85,7 +85,7 @@ def comparison(
     """The entries on these data; comparisons of one `name` share their searches and runs between items."""
     held_out = min(30, data.clients // 4)
     rungs = (5,) if context.quick else (*(r for r in (5, 20) if r < rounds), rounds)
-    search = Search(hold_out=held_out, rounds=rungs, keep=0.15, keep_at_least=3, extend=0, seed=(SEARCH_SEED,))
+    search = Search(hold_out=held_out, rounds=rungs, keep=0.15, keep_at_least=3, seed=(SEARCH_SEED,))
     return Comparison(
         name=name, data=data, methods=tuple(entries), rounds=rounds, seeds=SEEDS[:seeds], search=search,
         clients_per_round=min(20, data.clients // 3), **more,

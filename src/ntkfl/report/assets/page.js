@@ -124,7 +124,7 @@ function drawBytes() {
 
 function drawDetails() {
   const known = [...details].filter(([id]) => runs.has(id)).map(([id, found]) => [runs.get(id), found]);
-  const audited = known.filter(([, found]) => found.audit).map(([run, found]) => [run, found.audit]);
+  const audited = known.filter(([, found]) => found.audit || found.canaries);
   byId("audits").hidden = !audited.length;
   audits(byId("audit"), audited);
 }
@@ -146,6 +146,8 @@ function drawAll() {
   if (!touched.has("differences")) byId("differences").checked = groups.length > 1;
   byId("seeds-label").hidden = groups.every((g) => g.runs.length < 2);
   const counts = ["running", "waiting", "finished", "stopped", "failed"].map((kind) => [kind, list.filter((r) => r.condition === kind).length]).filter(([, n]) => n);
+  const captions = [...new Set(list.map((r) => r.caption).filter(Boolean))];
+  byId("caption").textContent = captions.slice(0, 3).join(" · ") + (captions.length > 3 ? ` · and ${captions.length - 3} more settings` : "");
   byId("summary").textContent = `${list.length} run${list.length === 1 ? "" : "s"}: ${counts.map(([kind, n]) => `${n} ${kind}`).join(", ") || "none yet"}`;
   drawSelection();
 }
@@ -233,7 +235,6 @@ function follow() {
       }
     }
   });
-  setInterval(drawRuns, 5000); // how long ago the last sign was
   source.addEventListener("error", () => told("connection lost: what is shown may be old; trying again"));
 }
 if (page.live) follow();

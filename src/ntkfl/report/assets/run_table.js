@@ -121,14 +121,8 @@ function legend(place, groups, light) {
   }));
 }
 
-function ago(since) {
-  const seconds = Math.max(0, Date.now() / 1000 - since);
-  return seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
-}
-
 function conditions(cell, runs) {
-  const quiet = runs[0].since ? `, last sign ${ago(runs[0].since)} ago` : "";
-  const texts = runs.length === 1 ? [[runs[0].condition, runs[0].text + (page.live ? quiet : "")]] : [...new Set(runs.map((r) => r.condition))].map((kind) => {
+  const texts = runs.length === 1 ? [[runs[0].condition, runs[0].text]] : [...new Set(runs.map((r) => r.condition))].map((kind) => {
     const own = runs.filter((r) => r.condition === kind);
     const rounds = own.map((r) => r.rounds.length);
     const why = kind === "failed" ? `\n${own[0].text.replace(/^failed[^:]*: /, "")}` : "";

@@ -23,7 +23,9 @@ function settingTable(place, groups, onlyDifferences) {
 }
 
 function audits(place, found) {
-  place.replaceChildren(...found.flatMap(([run, audit]) => [element("h3", {}, run.name), ...foundBy(audit)]));
+  place.replaceChildren(...found.flatMap(([run, { audit, canaries }]) => [
+    element("h3", {}, run.name), ...(canaries ? [element("p", { class: "canaries" }, `Canaries against ε: ${canaries}.`)] : []), ...(audit ? foundBy(audit) : []),
+  ]));
 }
 
 // As `ntkfl audit` writes them: a verdict a role, then the attacks; anything else as it is.
