@@ -49,7 +49,7 @@ def test_a_run_leaves_its_folder_and_repeats_from_it(tmp_path: Path) -> None:
     assert first.returncode == 0, first.stderr
     lines = first.stdout.splitlines()
     assert lines[0].startswith("method: ntk-fl; model: mlp, hidden")
-    assert lines[1] == "data: digits, 30 clients (Dirichlet α = 0.1, composition)"
+    assert lines[1] == "data: digits, 30 clients (Dirichlet α = 0.1)"
     assert lines[2] == "ntk-fl sends rows that contain the inputs: for people's data see --private"
     assert lines[3].split()[:2] == ["round", "accuracy"]
     assert [line.split()[0] for line in lines[4:7]] == ["1", "2", "3"]

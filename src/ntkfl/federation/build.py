@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,12 +11,12 @@ import torch
 from torch import nn
 
 from ntkfl.data import Federated
-from ntkfl.data.files import NUMBERS, UNKNOWN, is_data_file
+from ntkfl.data.files import is_data_file
 from ntkfl.data.sources import is_own, open_dataset
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import ModelConfig, RunConfig, describe_method, describe_settings
 from ntkfl.federation.seeds import derive
-from ntkfl.models import MODELS, digest, head, lora
+from ntkfl.models import MODELS, digest, head
 from ntkfl.tangent.losses import loss_name
 from ntkfl.user_code import find_factory
 from ntkfl.version import __version__
@@ -63,8 +64,6 @@ def _adapted(
         raise ConfigError(
             f"the backbone's weights differ from the agreed ones: {found[:12]}…, not {config.digest[:12]}…"
         )
-    if config.lora is not None:
-        backbone = lora(backbone, config.lora_rank or 8, config.lora)
     given = {name: getattr(config, name) for name in ("trainable", "drop", "pool")}
     given = {name: value for name, value in given.items() if value is not None}
     return head(backbone, outputs, inputs=inputs, hidden=config.head or (), **given)
@@ -87,20 +86,23 @@ def load_data(config: RunConfig) -> Federated:
                 f"{config.data.dataset!r} must give clients (ntkfl.data.from_clients), not {type(data).__name__}"
             )
     else:
-        dataset, shared = open_dataset(config.data.dataset, config.data.columns, _targets(config)), None
+        dataset, shared = open_dataset(config.data.dataset, **_of_file(config)), None
         if fraction > 0:  # of what clients hold, so of all rows it is fraction / (1 + fraction)
             dataset, *taken = dataset.without(fraction / (1 + fraction), seed=config.seed)
             shared = (taken[0], taken[1])
         data = dataset.partition(config.data.how(), seed=config.seed)
-        data = data if shared is None else data.with_shared(*shared)
+        data = replace(data, shared=shared)
     return data.standardized() if config.data.standardize else data
 
 
-def _targets(config: RunConfig) -> str | None:
-    """What whole numbers of a file are, where nobody said it: by the loss, unless that is its user's own."""
-    if config.data.targets or not is_data_file(config.data.dataset):
-        return config.data.targets
-    return {"mse": NUMBERS, "ce": None}.get(loss_name(config.built_method.loss), UNKNOWN)
+def _of_file(config: RunConfig) -> dict[str, Any]:
+    """How a file or folder is read. Squared error makes numbers real targets where nobody says what they are."""
+    own, data = dict[str, Any](classes=config.data.classes), config.data
+    if is_data_file(data.dataset):
+        numbers = "numbers" if loss_name(config.built_method.loss) == "mse" and data.classes is None else None
+        own |= {"label": data.label_column, "client": data.client_column, "split": data.split_column}
+        own |= {"targets": data.targets or numbers}
+    return own
 
 
 def spelled_out(config: RunConfig) -> dict[str, Any]:

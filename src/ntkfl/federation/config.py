@@ -11,8 +11,8 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from ntkfl.data import NAMES
-from ntkfl.data.files import Columns, is_data_file
-from ntkfl.data.partitions import PARTITIONS, Partition, make
+from ntkfl.data.files import is_data_file
+from ntkfl.data.partitions import PARTITIONS, Partition
 from ntkfl.data.sources import FORMS, is_own
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.byzantine import Byzantine
@@ -40,10 +40,6 @@ class DataConfig(Options):
     partition: str = Field("dirichlet", description=", ".join(PARTITIONS))
     clients: int = Field(300, ge=1, description="clients in all")
     alpha: float = Field(0.1, gt=0, description="Dirichlet concentration, above 0: smaller is more heterogeneous")
-    reading: Literal["composition", "shares"] = Field(
-        "composition", description="of the Dirichlet draw: composition or shares"
-    )
-    overlap: bool = Field(False, description="clients may hold the same images, as in the authors' files")
     shards_per_client: int = Field(2, ge=1, description="of partition shards")
     min_samples: int = Field(16, ge=1, description="of partition writer: those with fewer samples are left out")
     standardize: bool = Field(
@@ -54,7 +50,9 @@ class DataConfig(Options):
         None, description="of a file: the column that says whose a row is; default: client"
     )
     split_column: str | None = Field(None, description="of a file: the column of train and test; default: split")
-
+    classes: tuple[str, ...] | None = Field(
+        None, description="of a file or folder: the labels there may be, in their order; default: those found"
+    )
     targets: Literal["real", "classes"] | None = Field(
         None, description="of a file: what whole numbers are, real or classes; default: as the loss has it"
     )
@@ -71,15 +69,11 @@ class DataConfig(Options):
             raise unknown("dataset", self.dataset, (*NAMES, *FORMS))
         if self.partition not in PARTITIONS:
             raise unknown("partition", self.partition, PARTITIONS)
-        if not is_data_file(self.dataset) and (flags := self.columns.flags()):
-            raise ConfigError(f"{flags.split()[0]} names a column of a file, and {self.dataset} is none")
-        if not is_data_file(self.dataset) and self.targets is not None:
-            raise ConfigError(f"targets says what whole numbers of a file are, and {self.dataset} is none")
-
-    @property
-    def columns(self) -> Columns:
-        """What a file calls the columns that are no features."""
-        return Columns(self.label_column, self.client_column, self.split_column)
+        given = [name for name in ("label_column", "client_column", "split_column", "targets") if getattr(self, name)]
+        if given and not is_data_file(self.dataset):
+            raise ConfigError(f"{given[0]} is of a file, and {self.dataset} is none")
+        if self.classes is not None and not is_own(self.dataset):
+            raise ConfigError(f"classes are of a file or folder, and {self.dataset} has its own")
 
     @property
     def own(self) -> bool:
@@ -96,10 +90,10 @@ class DataConfig(Options):
         """The partition, given those of these options that it takes."""
         values = self.model_dump() | {"per_client": self.shards_per_client}
         takes = fields(PARTITIONS[self.partition])  # type: ignore[arg-type]  # every partition is a dataclass
-        return make(self.partition, {field.name: values[field.name] for field in takes})
+        return PARTITIONS[self.partition](**{field.name: values[field.name] for field in takes})
 
 
-_PRETRAINED = ("backbone", "head", "trainable", "lora", "lora_rank", "drop", "pool", "digest")
+_PRETRAINED = ("backbone", "head", "trainable", "drop", "pool", "digest")
 _HIDDEN = (100,)  # widths of a perceptron's hidden layers, where nothing is said
 
 
@@ -110,8 +104,6 @@ class ModelConfig(Options):
     backbone: str | None = Field(None, description="package.module:factory of a pretrained network, given the options")
     head: tuple[int, ...] | None = Field(None, description="hidden widths of a backbone's head; default: none, linear")
     trainable: tuple[str, ...] | None = Field(None, description="what trains, as patterns of names; default: head")
-    lora: tuple[str, ...] | None = Field(None, description="linear layers of the backbone that get adapters, patterns")
-    lora_rank: int | None = Field(None, ge=1, description="of adapters; default: 8")
     drop: str | None = Field(None, description="the backbone's submodule to leave out, such as its classifier")
     pool: str | None = Field(None, description="positions of the backbone's output: mean (default) or first")
     digest: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="sha256 that the backbone must have")

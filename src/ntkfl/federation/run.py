@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 
-from ntkfl.data.from_arrays import Array, read_source
 from ntkfl.data.moments import Standardization
-from ntkfl.data.torch_data import TorchData
+from ntkfl.data.own import Array, TorchData, read_source
 from ntkfl.errors import DataError, ModelError, NTKFLError, RunFolderError, TrustError
 from ntkfl.federation.build import build_network
 from ntkfl.federation.config import ModelConfig, build_method, method_code

@@ -34,7 +34,7 @@ from ntkfl.safe_parse import open_unlinked, parse_json, parse_toml, read_unlinke
 Record = dict[str, Any]
 _NUMBERS = frozenset({"round", "test_accuracy", "last_accuracy", "validation_accuracy", "uplink_bytes", "seconds"})
 _COUNTS = frozenset({"uplink", "downlink"})
-_DRAW = frozenset({"clients", "alpha", "reading", "overlap", "shards_per_client", "min_samples"})
+_DRAW = frozenset({"clients", "alpha", "shards_per_client", "min_samples"})
 
 
 class RunFolder:
@@ -128,7 +128,12 @@ class RunFolder:
         there = self.config()
         difference = _difference(there, _plain(config), ignore=ignore)
         if not difference and names_in(there, "features") != names_in(config, "features"):
-            difference = "the data's features, or their order, differ"
+            names = names_in(there, "features")
+            difference = (
+                "the data's features, or their order, differ; put the columns in the run's order, by\n"
+                f"  t = pandas.read_csv('FILE.csv'); names = {names!r}\n"
+                "  t[names + [name for name in t if name not in names]].to_csv('FILE.csv', index=False)"
+            )
         if difference.startswith("model.start "):
             difference = (
                 "the model's initial weights differ (make the model as for the first rounds, from the same seed)"

@@ -15,7 +15,6 @@ from torch import nn
 
 from ntkfl.data import NAMES, Federated
 from ntkfl.data.moments import Standardization
-from ntkfl.data.scales import scale_advice
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.federation.build import build_model, load_data, spelled_out
@@ -176,6 +175,11 @@ class Simulation:
                 "standardising tells the server each client's mean and deviation, which these settings would hide: "
                 "leave standardize out, or scale inputs by public numbers"
             )
+        if self.privacy.epsilon is not None and not data.classes_declared:
+            raise ConfigError(
+                "differential privacy needs the classes to be declared: collected from the labels, they tell which "
+                'labels occur; give them as classes = ["a", "b"] under [data] (in Python: from_file(…, classes=…))'
+            )
         if method.loss == "ce" and data.classes is None:
             raise ConfigError("loss 'ce' needs class labels, but the targets are real-valued: use loss 'mse'")
         self.device = find_device(device) if device is not None else flatten(model).device
@@ -315,7 +319,6 @@ class Simulation:
                 f"delta = {self.privacy.delta:g} allows publishing one {unit_of(self.method)} of the {protected} there "
                 f"are: take a delta far below {1 / protected:.1g}"
             )
-        lines += scale_advice(self.all_data, self.privacy.hides_clients)
         most = self.privacy.sum_samples
         counted = self.privacy.secure_sum and by_samples(self.method) and unit_of(self.method) == "record"
         large = sum(size > most for size in self.data.sizes) if counted else 0

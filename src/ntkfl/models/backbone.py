@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ntkfl.errors import ConfigError, ModelError
-from ntkfl.models.lora import is_adapter
 from ntkfl.models.perceptron import mlp
 
 POOLS = ("mean", "first")
@@ -95,7 +94,7 @@ def head(
 
 
 def freeze(model: nn.Module, trainable: Sequence[str]) -> None:
-    """Train what the patterns name, and adapters (`lora`), and nothing else. In place.
+    """Train what the patterns name and nothing else. In place.
 
     A pattern is the name of a parameter or of a submodule, with * and ? as in file names; names inside a backbone need
     no prefix: ["head", "layer4.*"].
@@ -104,7 +103,7 @@ def freeze(model: nn.Module, trainable: Sequence[str]) -> None:
     for name, p in model.named_parameters():
         matching = [pattern for pattern in trainable if _matches(name, pattern)]
         used.update(matching)
-        p.requires_grad_(bool(matching) or is_adapter(name))
+        p.requires_grad_(bool(matching))
     if unused := [pattern for pattern in trainable if pattern not in used]:
         names = [name.removeprefix("backbone.network.") for name, _ in model.named_parameters()]
         names = names if len(names) < 7 else [*names[:3], "…", *names[-3:]]

@@ -69,6 +69,21 @@ def folded(conv: Any, norm: Any) -> nn.Linear:
     return layer
 
 
+class LowRank(nn.Module):
+    """base(x) + B A x with A [rank, n_in] and B [n_out, rank], which is zero at first (LoRA, Hu et al. 2021)."""
+
+    def __init__(self, base: Any, rank: int) -> None:
+        super().__init__()
+        self.base = base
+        self.lora_down = nn.Linear(base.in_features, rank, bias=False)
+        self.lora_up = nn.Linear(rank, base.out_features, bias=False)
+        nn.init.zeros_(self.lora_up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.base(x) + self.lora_up(self.lora_down(x))
+        return out
+
+
 def block_inputs(network: nn.Module, images: Tensor, device: str) -> Tensor:
     """What the last block gets: float32 [N, 192, 4, 4], on the CPU."""
     seen: list[Tensor] = []
@@ -107,7 +122,9 @@ def play(
     accuracies = [record["test_accuracy"] for record in run.history]
     model = run.model.cpu()
     if setting["what"] == "LoRA":
-        ntkfl.models.lora(model, rank=8, where=LAYERS)
+        model.requires_grad_(False)
+        for layer in LAYERS:
+            model.set_submodule(layer, LowRank(model.get_submodule(layer), 8))
     for name, p in model.named_parameters():
         own = "lora" in name if setting["what"] == "LoRA" else name.split(".")[0] in LAYERS
         p.requires_grad_(own or name.startswith("head."))
