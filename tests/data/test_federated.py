@@ -87,23 +87,6 @@ def test_rows_taken_out_are_uniformly_random() -> None:
     assert hits.max() < 135
 
 
-ROWS = small().rows
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"rows": TableRows(ROWS.x[:0], ROWS.y[:0])}, "0 training rows with targets"),
-        ({"rows": TableRows(ROWS.x, ROWS.y[1:])}, "40 training rows with targets"),
-        ({"test_rows": TableRows(ROWS.x[:5], torch.full((5,), 4))}, r"test labels must lie in 0\.\.3, not 4\.\.4"),
-        ({"test_rows": TableRows(torch.zeros(5, 2, 4, 3), ROWS.y[:5])}, "differ in shape"),
-    ],
-)
-def test_what_does_not_fit_together_is_refused(change: dict[str, TableRows], why: str) -> None:
-    with pytest.raises(DataError, match=why):
-        replace(small(), **change)
-
-
 @pytest.mark.parametrize(
     ("shares", "why"),
     [

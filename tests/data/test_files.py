@@ -161,7 +161,7 @@ def test_two_lines_of_pandas_mend_a_column(
 
 def test_archives_that_cannot_be_read(tmp_path: Path) -> None:
     for arrays, why in [
-        ({"x": np.zeros((4, 2)), "y": np.zeros(3, int)}, "one entry per row"),
+        ({"x": np.zeros((4, 2)), "y": np.zeros(3, int)}, "do not fit"),
         ({"x": np.zeros((4, 2)), "y": np.zeros(4, int), "client": np.zeros(2, int)}, "one entry per row"),
         ({"x": np.zeros((4, 2)), "y": np.zeros(4, int), "test_x": np.zeros((2, 2))}, "do not fit"),
         ({"x": np.zeros((4, 2)), "y": np.zeros(4, int), "test_x": np.zeros((2, 3)), "test_y": np.zeros(2, int)}, "fit"),
@@ -321,6 +321,15 @@ def test_losses_of_classes_and_words_keep_classes(tmp_path: Path) -> None:
         loaded(path, "mse", targets="real")
     written(path, "x,label", [f"{i},{i}.0" for i in range(10)])
     assert from_file(path).classes is None  # a decimal point
+
+
+def test_a_loss_of_ones_own_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "targets_loss.py").write_text("def huber(f, Y):\n    return (f - Y).abs().sum(-1)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = written(tmp_path / "counts.csv", "x,label,client", [f"{x},{y},{client}" for x, y, client in COUNTS])
+    with pytest.raises(DataError, match=r"whole numbers: say whether they are real or classes \(--targets real\)"):
+        loaded(path, "targets_loss:huber")
+    assert loaded(path, "targets_loss:huber", targets="real").classes is None
 
 
 def test_names_of_datasets() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ntkfl.data.federated import Federated, TableRows, generator, kind_of
 from ntkfl.data.partitions import Partition
-from ntkfl.errors import ConfigError, DataError
+from ntkfl.errors import ConfigError
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -33,18 +33,6 @@ class Dataset:
     feature_names: tuple[str, ...] = ()
     classes_declared: bool = True
     about: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for part, rows in (("training", self.rows), ("test", self.test_rows)):
-            if len(rows.x) == 0 or len(rows.x) != len(rows.y):
-                raise DataError(f"{self.name}: {len(rows.x)} {part} rows with targets of shape {list(rows.y.shape)}")
-            if self.classes is not None and not 0 <= int(rows.y.min()) <= int(rows.y.max()) < self.classes:
-                raise DataError(
-                    f"{self.name}: {part} labels must lie in 0..{self.classes - 1}, "
-                    f"not {int(rows.y.min())}..{int(rows.y.max())}"
-                )
-        if self.test_rows.x.shape[1:] != self.rows.x.shape[1:]:
-            raise DataError(f"{self.name}: training and test rows differ in shape")
 
     def __repr__(self) -> str:
         rows = f"{len(self.rows)} training and {len(self.test_rows)} test rows {list(self.rows.x.shape[1:])}"

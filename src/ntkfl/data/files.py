@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from ntkfl.data.dataset import Dataset
-from ntkfl.data.own import from_clients
+from ntkfl.data.own import from_clients, pooled
 from ntkfl.data.published import read_npz
 from ntkfl.errors import DataError
 from ntkfl.extras import missing
@@ -63,33 +63,36 @@ def from_file(
     `label`, `client` and `split` name its columns; by default they are called so (labels of an .npz: y). `classes` are
     the labels that there may be, in the order of their numbers. Without them, labels that are text are numbered by
     name, as they are found: that tells which labels occur, and differential privacy does not allow it. Where the file
-    does not say which rows are for testing, about a fifth of them is, by a hash of each row. `targets` is as for
-    `from_clients`; "numbers" means "real" unless labels are text.
+    does not say which rows are for testing, about a fifth of them is, by a hash of each row. `targets` says
+    what numbers are, "real" or "classes"; by default whole ones are classes. "numbers" means "real" unless classes
+    have names; "unknown" refuses whole numbers.
     """
     path = Path(path)
     read = _read_npz if path.suffix.lower() == ".npz" else _read_table
     x, raw, clients, test, features = read(path, label, client, split)
-    drawn = test is None
+    about = {} if test is not None else {"test": "a random part of all rows"}
     test = draw_test(x) if test is None else test
     if test.all() or not test.any():
         raise DataError(f"{path}: all rows are for {'testing' if test.all() else 'training'}, none for the other")
     y, names = _numbered(path, raw, classes)
-    if names and targets == "real":
-        raise DataError(f"{path}: labels are classes, such as {names[0][:40]!r}, and not real targets")
-    if targets == "numbers":
-        targets = None if names else "real"
-    whole = from_clients(
-        [(x[~test], y[~test])], test=(x[test], y[test]), name=path.name, classes=len(names) or None, targets=targets
-    )
-    rows = Dataset(
-        str(path),
-        whole.rows,
-        whole.test_rows,
-        whole.classes,
-        class_names=names,
+    if targets == "unknown" and not names and y.dtype.kind != "f":
+        raise DataError(f"{path}: targets are whole numbers: say whether they are real or classes (--targets real)")
+    if targets == "real" or (targets == "numbers" and not names):
+        if names:
+            raise DataError(f"{path}: labels are classes, such as {names[0][:40]!r}, and not real targets")
+        y = y.astype(np.float32)
+    elif targets == "classes" and (y % 1 != 0).any():
+        raise DataError(f"{path}: targets are told to be classes, and there are numbers that are not whole")
+    elif targets == "classes":
+        y = y.astype(np.int64)
+    fed = from_clients([(x[~test], y[~test])], test=(x[test], y[test]), name=path.name, class_names=names)
+    rows = replace(
+        pooled(fed),
+        name=str(path),
+        writers=None,
         feature_names=features,
         classes_declared=not names or classes is not None,
-        about={"test": "a random part of all rows"} if drawn else {},
+        about=about,
     )
     if clients is None:
         return rows
@@ -206,25 +209,23 @@ def _numbers(path: Path, column: Series) -> NDArray[np.float64]:
     )
 
 
-def _read_npz(path: Path, label: str | None, client: str | None, split: str | None) -> _Content:
-    if split is not None:
-        raise DataError(f"{path}: an archive's test samples are its arrays test_x and test_y, not a column")
-    label, named = label or "y", client or "client"
-    required = ("x", label) if client is None else ("x", label, client)
-    arrays = read_npz(path, required, (named, "test_x", "test_y"))
-    x, y, clients, test = arrays["x"], arrays[label], arrays.get(named), None
+def _read_npz(path: Path, *columns: str | None) -> _Content:
+    if any(columns):
+        raise DataError(f"{path}: an archive has no columns; its arrays are x, y, client, test_x and test_y")
+    arrays = read_npz(path, ("x", "y"), ("client", "test_x", "test_y"))
+    x, y, clients, test = arrays["x"], arrays["y"], arrays.get("client"), None
     try:
         if "test_x" in arrays or "test_y" in arrays:
             held = arrays["test_y"]
-            if x.dtype.kind == "U" or (y.dtype.kind == "f") != (held.dtype.kind == "f"):
-                raise ValueError("kinds of numbers differ")
+            if (y.dtype.kind == "f") != (held.dtype.kind == "f"):
+                raise ValueError("one of y and test_y is real")
             test = np.arange(len(y) + len(held)) >= len(y)
             x, y = np.concatenate([x, arrays["test_x"]]), np.concatenate([y, held])
             if clients is not None:  # test rows have no client: any will do
                 clients = np.concatenate([clients, np.resize(clients, len(held))])
-        fits = len(x) == len(y) and (clients is None or clients.shape == y.shape[:1])
+        if len(x) != len(y) or (clients is not None and clients.shape != y.shape[:1]):
+            raise ValueError("there must be one entry per row")
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path}: x, y, test_x and test_y do not fit together: {error}") from None
-    if not fits:
-        raise DataError(f"{path}: x {list(x.shape)}, y {list(y.shape)} and client must have one entry per row")
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+        raise DataError(f"{path}: the arrays {shapes} do not fit together: {error}") from None
     return _Content(x, y, clients, test)

@@ -17,8 +17,6 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, DataError
 from ntkfl.options import Options
 
-_ROWS = 4096  # held in float64 at once
-
 
 @dataclass(frozen=True, eq=False)
 class Moments:
@@ -80,7 +78,4 @@ class Standardization(Options):
             )
         shape = (-1, 1, 1) if x.ndim == 4 else (-1,)
         mean, std = (torch.tensor(v, dtype=torch.float64, device=x.device).view(shape) for v in (self.mean, self.std))
-        out = torch.empty_like(x)
-        for at in range(0, len(x), _ROWS):
-            out[at : at + _ROWS] = (x[at : at + _ROWS].double() - mean) / std
-        return out
+        return ((x.double() - mean) / std).to(x.dtype)

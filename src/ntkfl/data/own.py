@@ -22,14 +22,13 @@ from ntkfl.data.dataset import Dataset as Whole
 from ntkfl.data.federated import Federated, TableRows, normalised
 from ntkfl.data.partitions import Partition
 from ntkfl.data.published import Bytes
-from ntkfl.errors import ConfigError, DataError, unknown
+from ntkfl.errors import ConfigError, DataError
 
 Array: TypeAlias = Tensor | NDArray[Any]
 TorchData: TypeAlias = Dataset[Any] | DataLoader[Any]
 Source: TypeAlias = tuple[Array, Array] | TorchData  # of one client's samples
 Pair: TypeAlias = Callable[[Any], tuple[Any, Any]]
 Read: TypeAlias = Callable[[Sequence[Path]], Array]
-TARGETS = ("real", "classes")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm")
 _BATCH = 256  # items of a torch Dataset collated at once
 
@@ -42,7 +41,6 @@ def from_clients(
     class_names: Sequence[str] = (),
     name: str = "own",
     tokens: bool = False,
-    targets: str | None = None,
 ) -> Federated:
     """A federation of one (x, y), torch Dataset or DataLoader per client, and a test set that every run is measured on.
 
@@ -52,24 +50,20 @@ def from_clients(
     that a random transform is drawn once for all rounds.
     x is [n, ...] of one feature shape, made float32 and used as it is, so normalise it first; with `tokens` it holds
     whole numbers, for a network that begins with an embedding, and stays whole. y is integer labels [n]
-    in 0..classes-1 (classes defaults to the largest label + 1, at least 2), or float regression targets [n] or [n, d2].
-    `targets="real"` makes whole numbers regression targets too (a count, an age), `targets="classes"` refuses others.
+    in 0..classes-1 (classes defaults to the largest label + 1, at least 2), or float regression targets [n] or [n, d2]:
+    make floats of a count or an age.
     """
-    if targets not in (None, *TARGETS):
-        raise unknown("kind of targets", targets, TARGETS)
     named = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
     if not named:
         raise DataError("from_clients needs at least one client (x, y)")
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
     for who, source in [*((f"client {who}", source) for who, source in named.items()), ("test", test)]:
-        x, y = read_source(who, source, tokens)
-        pairs[who] = x, _as_told(who, y, targets)
-    first, (first_x, first_y) = next(iter(pairs.items()))
-    for who, (x, y) in pairs.items():
-        if x.shape[1:] != first_x.shape[1:]:
-            raise DataError(f"{who} has features {list(x.shape[1:])}, but {first} has {list(first_x.shape[1:])}")
-        if y.dtype != first_y.dtype or y.shape[1:] != first_y.shape[1:]:
-            raise DataError(f"{who} has {_kind(y)}, but {first} has {_kind(first_y)}")
+        pairs[who] = read_source(who, source, tokens)
+    forms = {who: _form(x, y) for who, (x, y) in pairs.items()}
+    first = next(iter(forms))
+    for who, form in forms.items():
+        if form != forms[first]:
+            raise DataError(f"{who} has {form}, but {first} has {forms[first]}")
     known = _classes({who: y for who, (_, y) in pairs.items()}, classes or len(class_names) or None)
     test_x, test_y = pairs.pop("test")
     xs, ys = zip(*pairs.values(), strict=True)
@@ -87,9 +81,21 @@ def from_clients(
 
 def from_datasets(train: Source, *, test: Source, partition: Partition, seed: int = 0, **options: Any) -> Federated:
     """One training set, dealt to clients by `partition` from `seed`. `options` are those of `from_clients`."""
-    whole = from_clients([train], test=test, **options)
-    rows = Whole(whole.name, whole.rows, whole.test_rows, whole.classes, class_names=whole.class_names)
-    return rows.partition(partition, seed)
+    return pooled(from_clients([train], test=test, **options)).partition(partition, seed)
+
+
+def pooled(fed: Federated) -> Whole:
+    """All clients' rows, to be dealt anew by a partition; each row's writer is the client that had it."""
+    return Whole(
+        fed.name,
+        fed.rows,
+        fed.test_rows,
+        fed.classes,
+        torch.repeat_interleave(torch.arange(len(fed)), torch.tensor(fed.sizes)),
+        fed.client_names,
+        fed.class_names,
+        classes_declared=fed.classes_declared,
+    )
 
 
 def read_source(who: str, source: Source, tokens: bool = False) -> tuple[Tensor, Tensor]:
@@ -135,31 +141,18 @@ def checked_pair(who: str, pair: tuple[Array, Array], tokens: bool = False) -> t
         raise DataError(f"{who}: x must be [samples, features…], not {list(raw_x.shape)}")
     if len(raw_x) == 0:
         raise DataError(f"{who} has no samples")
-    if raw_y.dim() == 0 or len(raw_y) != len(raw_x):
-        raise DataError(f"{who} has {len(raw_x)} samples but y of shape {list(raw_y.shape)}")
+    real = raw_y.is_floating_point()
+    if raw_y.shape[:1] != raw_x.shape[:1] or raw_y.dim() > 1 + real:
+        wanted = "regression targets [n] or [n, d2]" if real else "integer labels [n]"
+        raise DataError(f"{who} has {len(raw_x)} samples, so y must be {wanted}, not {list(raw_y.shape)}")
     if tokens and (raw_x.is_floating_point() or raw_x.min() < 0):
         raise DataError(f"{who}: tokens must be whole numbers from 0 on, not {raw_x.dtype}")
-    real = raw_y.is_floating_point()
-    if raw_y.dim() > 1 + real:
-        wanted = "regression targets must be [n] or [n, d2]" if real else "labels must be one integer a sample [n]"
-        raise DataError(f"{who}: {wanted}, not {list(raw_y.shape)}")
     x = raw_x.to(torch.int64 if tokens else torch.float32, copy=True)
     y = raw_y.to(torch.float32 if real else torch.int64, copy=True)
     for part, value in (("x", x), ("y", y)):
         if not value.isfinite().all():
             raise DataError(f"{who}: {part} has a value that is not finite as float32 (NaN, inf or too large)")
     return x, y.reshape(len(y), -1) if real else y
-
-
-def _as_told(who: str, y: Tensor, targets: str | None) -> Tensor:
-    """Checked targets as the kind that was named: real ones float32 [n, d2], classes int64 [n]."""
-    if targets == "real" and not y.is_floating_point():
-        return y.to(torch.float32).unsqueeze(1)
-    if targets == "classes" and y.is_floating_point():
-        if y.shape[1] != 1 or not bool((y == y.round()).all()):
-            raise DataError(f"{who}: targets are told to be classes, and y holds numbers that are not whole")
-        return y[:, 0].to(torch.int64)
-    return y
 
 
 def _tensor(who: str, part: str, value: Any, may_be_whole: bool) -> Tensor:
@@ -177,8 +170,10 @@ def _tensor(who: str, part: str, value: Any, may_be_whole: bool) -> Tensor:
     return tensor
 
 
-def _kind(y: Tensor) -> str:
-    return f"regression targets of width {y.shape[1]}" if y.is_floating_point() else "integer labels"
+def _form(x: Tensor, y: Tensor) -> str:
+    """What all clients' samples must have alike."""
+    targets = f"regression targets of width {y.shape[1]}" if y.is_floating_point() else "integer labels"
+    return f"features {list(x.shape[1:])} and {targets}"
 
 
 def _classes(targets: Mapping[str, Tensor], given: int | None) -> int | None:

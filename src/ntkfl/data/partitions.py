@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
-from numbers import Integral
+from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -27,23 +26,20 @@ class Partition(ABC):
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:
         """Each client's rows as increasing indices into labels [N]; no client is empty. Randomness from `rng` alone."""
 
+    def __post_init__(self) -> None:
+        for name, value in self.describe().items():
+            if isinstance(value, int | float) and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be a number above 0, not {value!r}")
+
     def describe(self) -> dict[str, object]:
         """The options in plain values; those left unset are left out."""
-        options = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
-        return {"kind": self.kind} | {name: value for name, value in plain.items() if value is not None}
+        return {"kind": self.kind} | {name: value for name, value in vars(self).items() if value is not None}
 
     @property
     def text(self) -> str:
         """In words, for titles and tables: the kind and its options, without the number of clients."""
         given = {name: value for name, value in self.describe().items() if name not in ("kind", "clients")}
         return ", ".join([self.kind, *(f"{name} {value}" for name, value in given.items())]).replace("_", " ")
-
-
-def check_positive(name: str, value: object) -> None:
-    """Raise unless `value` is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}")
 
 
 def check_enough(rows: int, clients: int, each: int = 1) -> None:
@@ -66,11 +62,6 @@ class Dirichlet(Partition):
 
     clients: int
     alpha: float
-
-    def __post_init__(self) -> None:
-        check_positive("clients", self.clients)
-        if not 0 < self.alpha < math.inf:
-            raise ConfigError(f"alpha must be a number above 0, not {self.alpha!r}")
 
     @property
     def text(self) -> str:
@@ -128,9 +119,6 @@ class IID(Partition):
 
     clients: int
 
-    def __post_init__(self) -> None:
-        check_positive("clients", self.clients)
-
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:
         check_enough(len(labels), self.clients)
         return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), self.clients)]
@@ -145,10 +133,6 @@ class Shards(Partition):
 
     clients: int
     per_client: int = 2
-
-    def __post_init__(self) -> None:
-        check_positive("clients", self.clients)
-        check_positive("per_client", self.per_client)
 
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:
         count = self.clients * self.per_client
@@ -171,11 +155,6 @@ class ByWriter(Partition):
 
     clients: int | None = None
     min_samples: int = 16
-
-    def __post_init__(self) -> None:
-        if self.clients is not None:
-            check_positive("clients", self.clients)
-        check_positive("min_samples", self.min_samples)
 
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:
         if writers is None:

@@ -131,6 +131,8 @@ def read_femnist(folder: Path) -> Arrays:
     if any(column.shape != images.shape[:1] or column.dtype.kind not in "iu" for column in (labels, writer, split)):
         raise DataError(f"{path}: labels, writer and split (0 or 1) must be whole numbers, one for each image")
     train, test = split == 0, split == 1
+    if not train.any() or not test.any() or not 0 <= labels.min() <= labels.max() <= 9:
+        raise DataError(f"{path}: labels must be 0 to 9, of training and of test images")
     return Arrays(images[train][:, None], labels[train], images[test][:, None], labels[test], writer[train])
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from os.path import isdir
 from pathlib import Path
-
-import torch
 
 from ntkfl.data.catalog import NAMES, load
 from ntkfl.data.dataset import Dataset
 from ntkfl.data.files import from_file, is_data_file
-from ntkfl.data.own import PICTURES, from_folders, pictures, read_picture
+from ntkfl.data.own import PICTURES, from_folders, pictures, pooled, read_picture
 from ntkfl.errors import DataError, unknown
 
 FORMS = ("FILE.csv", "FILE.npz", "FOLDER", "package.module:function")  # for errors
@@ -36,17 +35,7 @@ def open_dataset(name: str, classes: Sequence[str] | None = None, **columns: str
     first = next((p for p in sorted(Path(name).glob("*/*/*")) if p.suffix.lower() in PICTURES), None)
     if first is None:
         raise DataError(f"{name} holds no pictures as CLIENT/CLASS/FILE, beside test/CLASS/FILE")
-    fed = from_folders(name, pictures(read_picture(first).shape), classes=classes)
-    return Dataset(
-        name,
-        fed.rows,
-        fed.test_rows,
-        fed.classes,
-        torch.repeat_interleave(torch.arange(len(fed)), torch.tensor(fed.sizes)),
-        fed.client_names,
-        fed.class_names,
-        classes_declared=fed.classes_declared,
-    )
+    return replace(pooled(from_folders(name, pictures(read_picture(first).shape), classes=classes)), name=name)
 
 
 def own_digest(name: str) -> str:

@@ -96,10 +96,10 @@ def load_data(config: RunConfig) -> Federated:
 
 
 def _of_file(config: RunConfig) -> dict[str, Any]:
-    """How a file or folder is read. Squared error makes numbers real targets where nobody says what they are."""
+    """How a file or folder is read. Where nobody says what numbers are, squared error makes them real targets."""
     own, data = dict[str, Any](classes=config.data.classes), config.data
     if is_data_file(data.dataset):
-        numbers = "numbers" if loss_name(config.built_method.loss) == "mse" and data.classes is None else None
+        numbers = {"mse": "numbers", "ce": None}.get(loss_name(config.built_method.loss), "unknown")
         own |= {"label": data.label_column, "client": data.client_column, "split": data.split_column}
         own |= {"targets": data.targets or numbers}
     return own

@@ -333,7 +333,7 @@ class Simulation:
         """What to say of labels where squared error may be meant for regression."""
         if self.method.loss != "mse" or self.data.classes is None or self.data.class_names or self.data.name in NAMES:
             return ""
-        return "; whole-number targets are classes here: for regression make them with targets='real' (--targets real)"
+        return "; whole-number targets are classes here: for regression make floats of them (of a file: --targets real)"
 
     def _promises(self, rounds: int) -> dict[str, Any]:
         """What such a run promises, if a client is in every round and has one sample."""
