@@ -51,11 +51,10 @@ def test_a_log_that_was_asked_for_gets_a_line_now_and_then_and_the_last(
         "round 6 of 20, test accuracy 6.0 %  (30 %, 56 s left)",
         "round 7 of 20, test accuracy 7.0 %",
     ]
-
-
-def test_a_log_that_was_not_asked_for_gets_nothing(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     rounds(Progress(log=False), clock, range(1, 21), 20)
     assert capsys.readouterr() == ("", "")
+    rounds(Progress(), clock, range(11, 15), 20)  # a run that is resumed: its pace is that of its own rounds
+    assert capsys.readouterr().err.splitlines()[0].endswith("(65 %, 28 s left)")
 
 
 def test_a_terminal_has_a_bar_that_is_gone_in_the_end(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,21 +68,15 @@ def test_a_terminal_has_a_bar_that_is_gone_in_the_end(clock: Clock, monkeypatch:
 
 def test_train_shows_rounds_in_a_terminal_unless_somebody_watches_them(monkeypatch: pytest.MonkeyPatch) -> None:
     fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=10, alpha=1.0), seed=0)
-
-    def shown(**options: object) -> str:
+    heard: list[int] = []
+    listener = Functions(on_round=lambda record, timing: heard.append(record["round"]))
+    for callbacks_given, shown in ((None, True), ([listener], False), ([], False), ([Progress(), listener], True)):
         screen = Terminal()
         monkeypatch.setattr(sys, "stderr", screen)
-        method = ntkfl.methods.FedAvg(local_steps=1)
-        ntkfl.train(ntkfl.models.mlp(64, 4, 10), fed, method, rounds=2, clients_per_round=2, **options)  # type: ignore[arg-type]
-        return screen.getvalue()
-
-    heard: list[int] = []
-    assert "round 2 of 2, test accuracy" in shown()
-    listener = Functions(on_round=lambda record, timing: heard.append(record["round"]))
-    assert shown(callbacks=[listener]) == ""
-    assert shown(callbacks=[]) == ""
-    told = shown(callbacks=[Progress(), listener])
-    assert "round 2 of 2" in told
+        method, model = ntkfl.methods.FedAvg(local_steps=1), ntkfl.models.mlp(64, 4, 10)
+        ntkfl.train(model, fed, method, rounds=2, clients_per_round=2, callbacks=callbacks_given)
+        assert ("round 2 of 2, test accuracy" in screen.getvalue()) == shown
+        assert shown or screen.getvalue() == ""
     assert heard == [1, 2, 1, 2]
 
 
@@ -102,13 +95,6 @@ def test_the_time_left_follows_from_the_pace_and_the_worth_of_pieces(capfd: pyte
     out, err = capfd.readouterr()
     assert out == ""
     assert err.splitlines() == ["first  (0 %)", "second  (20 %, 2:00 min left)", "second done  (50 %, 50 s left)"]
-
-
-def test_quiet_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
-    with ProgressBar(2, quiet=True) as bar:
-        bar.begin("one")
-        bar.end("done")
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

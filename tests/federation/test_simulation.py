@@ -58,7 +58,7 @@ def test_a_round_whose_solver_gives_up_goes_on_and_says_so(
     digits: ntkfl.data.Federated, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("ntkfl.tangent.solvers.MOST_PRODUCTS", 200)
-    display = RoundTable("ntk-fl", 1, remarks)
+    display = RoundTable(1, remarks)
     (record,) = run(digits, NTKFL(steps=(1.0, 1e7)), rounds=1, callbacks=[Functions(on_round=display.show)]).history
     assert record["steps"] == 1.0
     assert record["solver_fallback"].startswith("1 of 2 candidates: ")

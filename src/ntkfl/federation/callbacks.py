@@ -78,7 +78,9 @@ class Progress(Callback):
             reached = "" if loss is None else f", test loss {loss:.4g}"
             if accuracy is not None:
                 reached = f", test accuracy {percent(accuracy)}"
-            self._bar.round(record, timing, what=f"round {record['round']} of {self._bar.total}{reached}")
+            if not self._bar.done:  # the first round heard of is a later one where a run was resumed
+                self._bar.done = self._bar.skipped = record["round"] - 1
+            self._bar.end(what=f"round {record['round']} of {self._bar.total}{reached}")
 
     def on_end(self) -> None:
         if self._bar is not None:
