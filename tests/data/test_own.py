@@ -109,7 +109,7 @@ def with_value(value: float) -> np.ndarray:
         ([(X, Y), (X, Y * 0.5)], TEST, "regression targets of width 1, but client 0 has .* integer labels"),
         ([(X, Y[:, None])], TEST, "y must be integer labels"),
         ([(X, np.ones((4, 2, 2)))], TEST, "y must be regression targets"),
-        ([(X[:, 0], Y)], TEST, "client 0: x must be"),
+        ([(X[:, 0], Y)], TEST, "client 0 has no samples"),
         ([(X * 1j, Y)], TEST, "client 0: x must hold numbers, not complex128"),
         ([X], TEST, r"client 0 must be a pair \(x, y\), a torch Dataset or a DataLoader, not ndarray"),
     ],

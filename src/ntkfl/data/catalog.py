@@ -47,7 +47,7 @@ class CatalogEntry:
     """One dataset: facts, the files of a whole copy, how to read it out of a folder, and how to get it.
 
     `mean` and `std` are of each channel, of pixels in 0..1. `convert` makes the files of what was downloaded, where
-    these are not the same. `advice` says how to get it other than by download.
+    these are not the same. `advice` says how to get it, by default by `ntkfl data fetch`.
     """
 
     classes: int
@@ -151,15 +151,12 @@ CATALOG: dict[str, CatalogEntry] = {
 NAMES: tuple[str, ...] = tuple(CATALOG)
 
 
-def load(name: str, folder: str | Path | None = None) -> Dataset:
-    """The dataset `name`, from `folder` (or its subfolder `name`) if given, else from the first place that has it.
-
-    Places: $NTKFL_DATA, the user's cache, the system's dataset folders, then what `fetch` gets into the cache.
+def load(name: str) -> Dataset:
+    """The dataset `name`, from the first place that has a whole copy: $NTKFL_DATA, the user's cache, the system's
+    dataset folders, then what `fetch` gets into the cache.
     """
-    entry, found = _entry(name), locate(name, folder)
-    if found is None and folder is not None:
-        raise DataError(f"{Path(folder)} does not hold {name}\n{_advice(name)}")
-    images, labels, test_images, test_labels, writers = entry.read(found or fetch(name))
+    entry = _entry(name)
+    images, labels, test_images, test_labels, writers = entry.read(locate(name) or fetch(name))
     rows, test_rows = (
         TableRows(
             torch.from_numpy(np.require(x, requirements=["C", "W"])),  # a copy of what cannot be written to
@@ -173,13 +170,10 @@ def load(name: str, folder: str | Path | None = None) -> Dataset:
     return Dataset(name, rows, test_rows, entry.classes, of_writers)
 
 
-def locate(name: str, folder: str | Path | None = None) -> Path | None:
+def locate(name: str) -> Path | None:
     """The folder of a whole copy of `name`, without reading it; None where it is nowhere on this machine."""
-    entry = _entry(name)
-    for place in places(name) if folder is None else [Path(folder) / name, Path(folder)]:
-        if all(published.find(place, file) for file in entry.files):
-            return place
-    return None
+    files = _entry(name).files
+    return next((place for place in places(name) if all(published.find(place, file) for file in files)), None)
 
 
 def places(name: str) -> list[Path]:
@@ -208,8 +202,11 @@ def fetch(name: str) -> Path:
             raise DataError("it cannot be downloaded")
         download(entry.downloads, folder)
     except DataError as error:
-        looked = ", ".join(map(str, places(name)))
-        raise DataError(f"{name} is not on this machine (looked in {looked}): {error}\n{_advice(name)}") from None
+        looked, advice = ", ".join(map(str, places(name))), entry.advice or f"`ntkfl data fetch {name}`"
+        raise DataError(
+            f"{name} is not on this machine (looked in {looked}): {error}\n"
+            f"get it: {advice}; or set NTKFL_DATA to a folder that has {name}/"
+        ) from None
     if entry.convert is not None:
         entry.convert(folder)
     return folder
@@ -248,12 +245,3 @@ def _entry(name: str) -> CatalogEntry:
     if name not in CATALOG:
         raise unknown("dataset", name, CATALOG)
     return CATALOG[name]
-
-
-def _advice(name: str) -> str:
-    entry = CATALOG[name]
-    ways = [entry.advice] if entry.advice else []
-    if entry.downloads:
-        ways.append(f"`ntkfl data fetch {name}`")
-    ways.append(f"set NTKFL_DATA to a folder that has {name}/")
-    return f"get it: {'; or '.join(ways)}"

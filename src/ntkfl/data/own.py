@@ -137,10 +137,8 @@ def checked_pair(who: str, pair: tuple[Array, Array], tokens: bool = False) -> t
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise DataError(f"{who} must be a pair (x, y), a torch Dataset or a DataLoader, not {type(pair).__name__}")
     raw_x, raw_y = _tensor(who, "x", pair[0], tokens), _tensor(who, "y", pair[1], True)
-    if raw_x.dim() < 2:
-        raise DataError(f"{who}: x must be [samples, features…], not {list(raw_x.shape)}")
-    if len(raw_x) == 0:
-        raise DataError(f"{who} has no samples")
+    if raw_x.dim() < 2 or len(raw_x) == 0:
+        raise DataError(f"{who} has no samples [n, features…] but x of shape {list(raw_x.shape)}")
     real = raw_y.is_floating_point()
     if raw_y.shape[:1] != raw_x.shape[:1] or raw_y.dim() > 1 + real:
         wanted = "regression targets [n] or [n, d2]" if real else "integer labels [n]"
@@ -182,8 +180,6 @@ def _classes(targets: Mapping[str, Tensor], given: int | None) -> int | None:
         if given is not None:
             raise ConfigError("classes was given, but y holds floats, which are regression targets: make y integers")
         return None
-    if given is not None and given < 2:
-        raise ConfigError(f"classes must be at least 2, not {given!r}")
     classes = given or max(2, 1 + max(int(y.max()) for y in targets.values()))
     for who, y in targets.items():
         if y.min() < 0 or y.max() >= classes:

@@ -36,7 +36,6 @@ from ntkfl.methods.combinations import settle
 from ntkfl.methods.replies import by_samples
 from ntkfl.methods.robust import Robust
 from ntkfl.methods.sums.noisy_sums import noise_advice, promises, unit_of
-from ntkfl.models.backbone import flat_hint
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sum_accounting import Participation
 from ntkfl.progress import plural
@@ -367,7 +366,6 @@ class Simulation:
             reason = str(error).split("\n")[0]
             if x.is_floating_point() and "indices" in reason:  # an embedding's
                 reason += "; tokens are whole numbers: say so with from_clients(..., tokens=True)"
-            reason += flat_hint(x.shape[1:], reason)
             raise ModelError(f"the model fails on inputs of shape {list(x.shape[1:])} as a tensor: {reason}") from error
         if tuple(f.shape) != (len(x), self.data.output_dim):
             raise ModelError(
