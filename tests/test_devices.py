@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import ntkfl
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError
 from tests.fork_server import run
@@ -19,14 +18,6 @@ ABSENT = ["gpu", "cuda:99", *([] if torch.cuda.is_available() else ["cuda"])]
 def test_a_device_that_is_not_there_names_those_that_are(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"no device '{name}' can be used on this machine: there is cpu"):
         find_device(name)
-
-
-def test_training_from_python_says_so_too() -> None:
-    fed = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=2), seed=0)
-    with pytest.raises(ConfigError, match="no device 'gpu'"):
-        ntkfl.train(
-            ntkfl.models.mlp(64, 8, 10), fed, ntkfl.methods.FedAvg(), rounds=1, clients_per_round=2, device="gpu"
-        )
 
 
 @pytest.mark.parametrize("verb", [["train", "--dataset", "digits"], ["compare", "configs/quickstart.toml"], ["bench"]])

@@ -28,9 +28,3 @@ def test_no_text_sends_people_to_an_index_for_ntkfl_itself() -> None:
     for path in [*places, ROOT / "README.md"]:
         if path.suffix in (".py", ".md", ".ipynb"):
             assert not re.search(r"pip install (--\w+ )?('ntkfl(\[\w+\])?'|ntkfl\b(?!-))", path.read_text()), path
-
-
-def test_an_error_names_what_and_how() -> None:
-    assert str(extras.missing("a service", "services")).startswith(
-        "a service needs the extra 'services': pip install 'cryptography"
-    )

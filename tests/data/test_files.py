@@ -149,9 +149,10 @@ def test_two_lines_of_pandas_mend_a_column(
     path = written(tmp_path / "visits.csv", "age,sex,label,split", rows[: 4 + 2 * (cells[0] != "f")])
     with pytest.raises(DataError, match=why) as caught:
         from_file(path)
-    _, *lines, advice = str(caught.value).split("\n")
+    (note,) = caught.value.__notes__
+    lines = note.split("\n")
     assert len(lines) == 2
-    assert "--client-column 'sex'" in advice
+    assert "--client-column" in str(caught.value)
     exec("import pandas\n" + "\n".join(line.strip() for line in lines), {})
     mended = from_file("mended.csv")
     kept = [cell for cell in (*cells, "5", "6") if cell.isdigit()]
@@ -192,7 +193,7 @@ def test_columns_by_any_name_and_labels_that_are_text(tmp_path: Path) -> None:
     assert dataset.partition(IID(clients=4)).class_names == ("cold", "flu")
     with pytest.raises(DataError, match=r"no column 'hospitl'; its columns are age, diagnosis, hospital"):
         from_file(tmp_path / "v.csv", label="diagnosis", client="hospitl")
-    with pytest.raises(DataError, match=r"(?s)'hospital' .*get_dummies.*--client-column 'hospital'"):
+    with pytest.raises(DataError, match=r"'hospital' .*holds text.*--client-column"):
         from_file(tmp_path / "v.csv", label="diagnosis")
 
 
@@ -269,7 +270,8 @@ def test_training_from_a_file_and_again_from_its_settings(tmp_path: Path) -> Non
     frame[["c", "label", "a", "client", "b"]].to_csv(path, index=False)
     with pytest.raises(RunFolderError, match="features, or their order, differ") as caught:
         execute(again.model_copy(update={"rounds": 2}), out=tmp_path / "run", resume=True)
-    lines = [line.strip().replace("FILE.csv", str(path)) for line in str(caught.value).split("\n")[1:]]
+    (note,) = caught.value.__notes__
+    lines = [line.strip().replace("FILE.csv", str(path)) for line in note.split("\n")]
     assert len(lines) == 2
     exec("import pandas\n" + "\n".join(lines), {})
     assert len(execute(again.model_copy(update={"rounds": 2}), out=tmp_path / "run", resume=True).history) == 2

@@ -185,7 +185,7 @@ def _frame(path: Path, texts: Sequence[str]) -> DataFrame:
 
 
 def _numbers(path: Path, column: Series) -> NDArray[np.float64]:
-    """A feature [N]. An error shows the two lines of pandas that make numbers of what is none."""
+    """A feature [N]. An error has the two lines of pandas that make numbers of what is none, as notes."""
     import pandas
 
     texts = column.astype(str)
@@ -197,16 +197,17 @@ def _numbers(path: Path, column: Series) -> NDArray[np.float64]:
         return found
     name, row, read = str(column.name), int(wrong.argmax()), f"pandas.read_{path.suffix.lower()[1:]}({path.name!r})"
     if wrong.mean() > 0.5:
-        what = "holds text, and features must be numbers: give each value a column of its own, by"
-        mend = f"t = pandas.get_dummies({read}, columns=[{name!r}], dtype=int)\n  t"
+        what = "holds text, and features must be numbers: give each value a column of its own"
+        mend = f"t = pandas.get_dummies({read}, columns=[{name!r}], dtype=int)", "t"
     else:
-        what = f"has no number in {int(wrong.sum()):,} rows: leave them out (or fill them, by fillna), by"
-        mend = f"t = {read}; t[{name!r}] = pandas.to_numeric(t[{name!r}], errors='coerce')\n  t.dropna()"
-    raise DataError(
-        f"{path}: column {name!r} (row {row + 2} has {texts.iloc[row][:40]!r}) {what}\n  {mend}"
-        f".to_csv('mended.csv', index=False)\nIf it is the label, or says whose a row is, give --label-column or "
-        f"--client-column {name!r}"
+        what = f"has no number in {int(wrong.sum()):,} rows: leave them out, or fill them by fillna"
+        mend = f"t = {read}; t[{name!r}] = pandas.to_numeric(t[{name!r}], errors='coerce')", "t.dropna()"
+    error = DataError(
+        f"{path}: column {name!r} (row {row + 2} has {texts.iloc[row][:40]!r}) {what}; or say that it is the label or "
+        "the client, by --label-column or --client-column"
     )
+    error.add_note(f"  {mend[0]}\n  {mend[1]}.to_csv('mended.csv', index=False)")
+    raise error
 
 
 def _read_npz(path: Path, *columns: str | None) -> _Content:

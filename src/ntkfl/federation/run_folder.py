@@ -128,18 +128,19 @@ class RunFolder:
         there = self.config()
         difference = _difference(there, _plain(config), ignore=ignore)
         if not difference and names_in(there, "features") != names_in(config, "features"):
-            names = names_in(there, "features")
-            difference = (
-                "the data's features, or their order, differ; put the columns in the run's order, by\n"
-                f"  t = pandas.read_csv('FILE.csv'); names = {names!r}\n"
-                "  t[names + [name for name in t if name not in names]].to_csv('FILE.csv', index=False)"
-            )
+            difference = "the data's features, or their order, differ"
         if difference.startswith("model.start "):
             difference = (
                 "the model's initial weights differ (make the model as for the first rounds, from the same seed)"
             )
         if difference:
-            raise RunFolderError(f"{self.path} holds a run of another configuration: {difference}")
+            error = RunFolderError(f"{self.path} holds a run of another configuration: {difference}")
+            if names := names_in(there, "features") if "features" in difference else []:
+                error.add_note(
+                    f"  t = pandas.read_csv('FILE.csv'); names = {names!r}\n"
+                    "  t[names + [name for name in t if name not in names]].to_csv('FILE.csv', index=False)"
+                )
+            raise error
 
     @property
     def diverged(self) -> str:
