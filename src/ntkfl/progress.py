@@ -85,6 +85,7 @@ class RoundTable:
         self._rounds, self._remarks, self._seconds = rounds, remarks, list[float]()
 
     def note(self, line: str) -> None:
+        """A line that is no row, dimmed."""
         self.console.print(line, style="dim", soft_wrap=True)
 
     def show(self, record: Record, timing: Record) -> None:

@@ -40,11 +40,12 @@ class Moments:
 
     @property
     def mean(self) -> Tensor:
+        """Σ x / n, [features] in float64."""
         return self.sums / self.samples
 
     @property
     def std(self) -> Tensor:
-        """1 where a feature never varies, as far as sums can tell."""
+        """√(Σ x² / n − mean²), [features] in float64; 1 where a feature never varies, as far as sums can tell."""
         variance = self.squares / self.samples - self.mean.square()
         varies = variance > 1e-12 * self.squares / self.samples
         return torch.where(varies, variance.clamp(min=0).sqrt(), 1.0)
@@ -66,6 +67,7 @@ class Standardization(Options):
 
     @staticmethod
     def of(moments: Moments) -> Standardization:
+        """The mean and std that these sums give."""
         return Standardization(mean=tuple(moments.mean.tolist()), std=tuple(moments.std.tolist()))
 
     def standardize(self, x: Tensor) -> Tensor:

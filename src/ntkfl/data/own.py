@@ -234,6 +234,7 @@ def from_folders(
 
 
 def _visible(folder: Path, kind: Callable[[Path], bool]) -> list[Path]:
+    """What is of this kind in a folder and not hidden, by name: classes and samples have the same order everywhere."""
     return sorted(path for path in folder.iterdir() if kind(path) and not path.name.startswith("."))
 
 

@@ -92,6 +92,9 @@ def log_dirichlet(alpha: float, shape: tuple[int, int], rng: np.random.Generator
 def deal(pools: list[Indices], log_mix: NDArray[np.float64], rng: np.random.Generator) -> list[Indices]:
     """Deal shuffled pools of rows, one a class, out without replacement: every client to its full size, by its mix
     exp(log_mix[client]) over classes.
+
+    Every round of the inner loop draws the client's missing rows from a multinomial over the classes that have some
+    left, and takes no more of a class than there are. It ends, since each round empties a class or fills the client.
     """
     clients, rows = len(log_mix), sum(map(len, pools))
     left = np.array([len(pool) for pool in pools])

@@ -83,7 +83,8 @@ def _read_idx(folder: Path, name: str, sha256: str) -> Bytes:
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
 
 
-def _check(path: Path, content: bytes | memoryview, sha256: str) -> None:
+def _check(path: Path, content: bytes, sha256: str) -> None:
+    """`DataError` unless the content has the published digest."""
     if (found := hashlib.sha256(content).hexdigest()) != sha256:
         raise DataError(
             f"{path}: not the published content (sha256 {found[:12]}… instead of {sha256[:12]}…): "
