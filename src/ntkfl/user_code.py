@@ -32,7 +32,7 @@ def find_factory(name: str) -> Callable[..., Any]:
         raise ConfigError(f"cannot import {module_name!r} for {name!r}: {error}") from None
     found = getattr(module, attribute, None)
     if not callable(found):
-        raise ConfigError(f"{module_name!r} has no function or class {attribute!r}")
+        raise ConfigError(f"{module_name!r} has no function {attribute!r}")
     return found  # type: ignore[no-any-return]  # whatever it is, it can be called
 
 
