@@ -25,9 +25,9 @@ model = ntkfl.models.mlp(6, 32, 2)
 run = ntkfl.train(model, fed, ntkfl.methods.NTKFL(), rounds=4, clients_per_round=5)
 print(f"test accuracy by round: {[round(r['test_accuracy'], 3) for r in run.history]}")
 
-# The same from torch Datasets: a list has one per client, a single one is dealt by a partition.
+# The same from torch Datasets: one per client, or a single one, dealt by a partition.
 datasets = [TensorDataset(torch.tensor(x), torch.tensor(y)) for x, y in clients]
-same = ntkfl.data.from_datasets(datasets, test=test)
+same = ntkfl.data.from_clients(datasets, test=test)
 pooled = torch.utils.data.ConcatDataset(datasets)
 dealt = ntkfl.data.from_datasets(pooled, test=test, partition=ntkfl.data.Dirichlet(clients=8, alpha=0.5), seed=0)
 print(f"as Datasets: {same.fingerprint() == fed.fingerprint()}; dealt anew to {len(dealt)} clients: {dealt.sizes}")

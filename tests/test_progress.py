@@ -49,6 +49,10 @@ def test_a_log_that_was_asked_for_gets_a_line_now_and_then_and_the_last(
         "round 6 of 20, test accuracy 6.0 %  (30 %, 56 s left)",
         "round 7 of 20, test accuracy 7.0 %",
     ]
+    rounds(Progress(log=False), clock, range(1, 21), 20)
+    assert capsys.readouterr() == ("", "")
+    rounds(Progress(), clock, range(11, 15), 20)  # a run that is resumed: its pace is that of its own rounds
+    assert capsys.readouterr().err.splitlines()[0].endswith("(65 %, 28 s left)")
 
 
 def test_the_time_left_follows_from_the_pace_and_the_worth_of_pieces(capfd: pytest.CaptureFixture[str]) -> None:

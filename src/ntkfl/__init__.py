@@ -40,25 +40,19 @@ __all__ = [
 if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
     os.environ["OMP_WAIT_POLICY"] = "passive"
 
-# Imported when first used: the command line answers `--help` without waiting seconds for torch.
 _ROOMS = ("compare", "data", "methods", "models", "tangent")
-_HOMES = {
-    "Run": "ntkfl.federation.run",
-    **dict.fromkeys(("Progress", "train"), "ntkfl.federation.simulation"),
-    **dict.fromkeys(
-        ("Evolution", "Jacobian", "Loss", "concatenate", "evolve", "geometric_steps", "jacobian"), "ntkfl.tangent"
-    ),
-}
+_HOMES = {"Progress": "federation.simulation", "Run": "federation.run", "train": "federation.simulation"}
 
 
 def __getattr__(name: str) -> object:
+    """A public name, imported when first used: the command line answers `--help` without waiting seconds for torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'ntkfl' has no attribute {name!r}")
     if name in _ROOMS:
         return import_module(f"ntkfl.{name}")
-    if name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'ntkfl' has no attribute {name!r}")
+    value = getattr(import_module(f"ntkfl.{_HOMES.get(name, 'tangent')}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -56,6 +56,4 @@ def _one_line(kind: type[Options], error: ValidationError) -> str:
     shown = repr(first.get("input"))
     if first["type"] == "value_error" and not first["loc"]:
         return message
-    if shown in (repr(None), repr(NONE)) and first["type"].endswith(("_type", "_parsing")):
-        return f"option {where!r} cannot be none: {message[:1].lower()}{message[1:].partition(', unable')[0]}"
     return f"option {where!r}: {message[:1].lower()}{message[1:]}, got {shown if len(shown) < 80 else shown[:77] + '…'}"

@@ -11,30 +11,23 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 Record = dict[str, Any]  # a line of history.jsonl or timings.jsonl
-FELL = 0.05  # of accuracy lost since the best round: warnings are then said again at the end
 LOG_S = 10.0  # between two lines of a log that only say how far it is
+HEADER = "round  accuracy  test loss  train loss   steps  MiB up  MiB down  seconds   left"
 
 
 class ProgressBar:
     """`begin` says what is under way, and so that what was before it is done; `end` that something is done. The time
-    left supposes that pieces take alike; one may be worth several.
+    left supposes that pieces take alike; one may be worth several. All on standard error.
     """
 
     def __init__(
-        self,
-        total: float,
-        what: str = "",
-        *,
-        quiet: bool = False,
-        stderr: bool = True,
-        clock: Callable[[], float] = time.monotonic,
+        self, total: float, what: str = "", *, quiet: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.console = Console(stderr=stderr, quiet=quiet, highlight=False)
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self.live = self.console.is_terminal and not self.console.is_jupyter and not quiet
         self.total, self.done, self.what = total, 0.0, what
-        self._clock, self._began, self._said = clock, clock(), clock()
-        self._before = 0.0  # pieces that were done when `_began`: a resumed run does not begin at its first
-        self._under_way = 0.0
+        self.skipped = 0.0  # pieces that were done before this began, as of a run that is resumed
+        self._clock, self._began, self._said, self._under_way = clock, clock(), clock(), 0.0
         columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("[cyan]{task.fields[how_far]}"))
         self._bar = Progress(*columns, console=self.console, transient=True, disable=not self.live)
         self._task = self._bar.add_task(what, total=total, how_far="")
@@ -46,13 +39,6 @@ class ProgressBar:
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
-
-    def round(self, record: Record, timing: Record, line: str = "", what: str = "") -> None:
-        """A round is done: the first one heard of is a later one where a run was resumed."""
-        if not self.done:
-            self.done = self._before = record["round"] - 1
-            self._began = self._clock() - timing["seconds"]
-        self.end(line, what=what)
 
     def begin(self, what: str, pieces: float = 1) -> None:
         """What is under way now, and its worth; a log gets a line of it."""
@@ -80,51 +66,41 @@ class ProgressBar:
         self._said = self._clock()
         self.console.print(f"{line}  ({self.how_far()})", soft_wrap=True)
 
-    def left(self) -> float | None:
-        """Seconds, or None before the first piece is done."""
-        if self.done <= self._before:
-            return None
-        return (self._clock() - self._began) / (self.done - self._before) * (self.total - self.done)
-
     def how_far(self) -> str:
-        left = self.left()
+        """ "30 %, 56 s left"; the time from the second piece on."""
         share = f"{100 * self.done / self.total:.0f} %" if self.total else "100 %"
-        return share if left is None else f"{share}, {span(left)} left"
+        if self.done <= self.skipped:
+            return share
+        each = (self._clock() - self._began) / (self.done - self.skipped)
+        return f"{share}, {span(each * (self.total - self.done))} left"
 
 
-class RoundTable(ProgressBar):
+class RoundTable:
     """Rounds as they end, a row each on standard output, and a summary. `remarks` gives lines to print below a row."""
 
     def __init__(
-        self,
-        title: str,
-        rounds: int,
-        remarks: Callable[[Record], Sequence[str]] = lambda record: (),
-        *,
-        quiet: bool = False,
+        self, rounds: int, remarks: Callable[[Record], Sequence[str]] = lambda record: (), *, quiet: bool = False
     ) -> None:
-        super().__init__(rounds, title, quiet=quiet, stderr=False)
-        self._remarks, self._warnings = remarks, list[str]()
+        self.console = Console(quiet=quiet, highlight=False)
+        self._rounds, self._remarks, self._seconds = rounds, remarks, list[float]()
 
     def note(self, line: str) -> None:
-        if line.startswith("warning:"):
-            self._warnings.append(line)
+        """A line that is no row, dimmed."""
         self.console.print(line, style="dim", soft_wrap=True)
 
     def show(self, record: Record, timing: Record) -> None:
-        if not self.done:
-            self.console.print(HEADER + ("" if self.live else "   left"), style="dim", soft_wrap=True)
-        self.round(record, timing, row(record, timing))
-        for line in self._remarks(record):
-            self.console.print(f"       {line}", style="dim")
-
-    def _print(self, line: str) -> None:
-        """A log has no bar: its rows say the time left."""
-        left = round(self.left() or 0)
+        """A row, with the time left if the other rounds take as long as those so far."""
+        if not self._seconds:
+            self.note(HEADER)
+        self._seconds.append(timing["seconds"])
+        left = round(sum(self._seconds) / len(self._seconds) * (self._rounds - record["round"]))
         short = f"{left // 60}:{left % 60:02d}" if left < 3600 else f"{left // 3600}h{left // 60 % 60:02d}"
-        self.console.print(f"{line}  {short:>5}", soft_wrap=True)
+        self.console.print(f"{row(record, timing)}  {short:>5}", soft_wrap=True)
+        for line in self._remarks(record):
+            self.note(f"       {line}")
 
     def summary(self, history: Sequence[Record], timings: Sequence[Record], out: Path | None) -> None:
+        """The last accuracy (or loss) and the best, the privacy spent, bytes and time in all, and where it is kept."""
         if not history:
             return
         last = history[-1]
@@ -133,9 +109,6 @@ class RoundTable(ProgressBar):
             best = max((r for r in history if r["test_accuracy"] is not None), key=lambda r: r["test_accuracy"])
             peak = f"(best {percent(best['test_accuracy'], 2)}, round {best['round']})"
             self.console.print(f"accuracy {percent(last['test_accuracy'], 2)} {after} {peak}")
-            if best["test_accuracy"] - last["test_accuracy"] > FELL:
-                for line in self._warnings:
-                    self.console.print(line, style="yellow", soft_wrap=True)
         elif last["test_loss"] is not None:
             self.console.print(f"test loss {last['test_loss']:.5g} {after}")
         if "epsilon" in last:
@@ -147,11 +120,8 @@ class RoundTable(ProgressBar):
             self.console.print(f"run folder: {out}", soft_wrap=True)
 
 
-HEADER = "round  accuracy  test loss  train loss   steps  MiB up  MiB down  seconds"
-
-
 def row(record: Record, timing: Record) -> str:
-    """A round below `HEADER`."""
+    """A round below `HEADER`, without the time left."""
 
     def number(name: str, form: str) -> str:
         return "—" if record[name] is None else format(record[name], form)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -29,17 +28,11 @@ def find_factory(name: str) -> Callable[..., Any]:
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except (ImportError, ValueError, TypeError) as error:  # the latter of names such as ':x' and '.x:y'
+    except (ImportError, SyntaxError, ValueError, TypeError) as error:  # the latter of names such as ':x' and '.x:y'
         raise ConfigError(f"cannot import {module_name!r} for {name!r}: {error}") from None
-    except SyntaxError as error:
-        place = f"{error.filename}, line {error.lineno}"
-        raise ConfigError(f"cannot import {module_name!r} for {name!r}: {error.msg} ({place})") from None
     found = getattr(module, attribute, None)
     if not callable(found):
-        near = difflib.get_close_matches(attribute, [own for own in vars(module) if not own.startswith("_")], n=1)
-        raise ConfigError(
-            f"{module_name!r} has no function {attribute!r}{f': did you mean {near[0]!r}?' if near else ''}"
-        )
+        raise ConfigError(f"{module_name!r} has no function {attribute!r}")
     return found  # type: ignore[no-any-return]  # whatever it is, it can be called
 
 

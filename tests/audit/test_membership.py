@@ -8,8 +8,7 @@ import torch
 import ntkfl.models
 from ntkfl.audit.capture import capture
 from ntkfl.audit.membership import advantage, area, by_loss, matched, on_final_model, recall
-from ntkfl.data import load
-from ntkfl.data.partitions import make
+from ntkfl.data import IID, load
 from ntkfl.federation.config import load_data
 from ntkfl.methods import Task
 from ntkfl.tangent.parameters import flatten
@@ -39,7 +38,7 @@ def test_classes_are_matched() -> None:
 
 
 def test_a_model_of_random_labels_gives_its_members_away_and_an_untrained_one_does_not() -> None:
-    x = load("digits").partition(make("iid", {"clients": 1}), seed=0).client(0)[0][:600].flatten(1)
+    x = load("digits").partition(IID(clients=1), seed=0).client(0)[0][:600].flatten(1)
     y = torch.randint(10, (600,), generator=torch.Generator().manual_seed(1))
     model = ntkfl.models.mlp(64, 100, 10)
     task = Task(model, 10, "ce")

@@ -62,7 +62,6 @@ def test_defaults() -> None:
         {"privacy": {"shuffle": True}},
         {"privacy": {"epsilon": None}},
         {"privacy": {"budget_rounds": 3}, "rounds": 4},
-        {"data": {"overlap": True}},
         {"data": {"partition": "writer"}},
         {"hold_out": 3},
         {"byzantine": {"kind": "sign-flip"}},

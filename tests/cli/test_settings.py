@@ -19,7 +19,7 @@ from ntkfl.errors import ConfigError
         ("local-steps=3", (["local_steps"], 3)),
         ("kernel=trace", (["kernel"], "trace")),
         ("steps=[1, 2]", (["steps"], [1, 2])),
-        ("data.overlap=true", (["data", "overlap"], True)),
+        ("data.standardize=true", (["data", "standardize"], True)),
         ("byzantine={kind='sign-flip', scale=5}", (["byzantine"], {"kind": "sign-flip", "scale": 5})),
         ("lr=1\nseed = 2", (["lr"], "1\nseed = 2")),  # no second setting
         ("a=" + "[" * 100_000, (["a"], "[" * 100_000)),
@@ -38,9 +38,9 @@ def test_what_names_nothing_is_refused(text: str) -> None:
 
 def test_a_name_alone_finds_its_table() -> None:
     settings: dict[str, Any] = {"method": {"name": "fedavg", "lr": 0.3}}
-    assign(settings, ["lr=0.1", "stop_at=0.9", "overlap=true", "hidden=[64]", "model.options.width=32"])
+    assign(settings, ["lr=0.1", "stop_at=0.9", "standardize=true", "hidden=[64]", "model.options.width=32"])
     assert settings == {
-        "method": {"name": "fedavg", "lr": 0.1}, "stop_at": 0.9, "data": {"overlap": True},
+        "method": {"name": "fedavg", "lr": 0.1}, "stop_at": 0.9, "data": {"standardize": True},
         "model": {"hidden": [64], "options": {"width": 32}},
     }  # fmt: skip
 

@@ -43,7 +43,7 @@ def stop(command: Command, line: str, code: int = 130) -> str:
 def test_training_shows_the_time_left_and_says_how_to_go_on(tmp_path: Path, terminal: bool) -> None:
     out = tmp_path / "run"
     command = Command("train", *SMALL.split(), "--rounds", "100000", "--out", out, terminal=terminal)
-    command.until("(min|h) left" if terminal else "\n +3 .* \\d+[:h]\\d\\d\n")
+    command.until("\n +3 .* \\d+[:h]\\d\\d\\r?\n")
     stop(command, f"stopped after \\d+ whole rounds?; continue with: ntkfl train --resume --out\\s+{out}")
 
 

@@ -42,7 +42,7 @@ def test_a_run_leaves_its_folder_and_repeats_from_it(tmp_path: Path) -> None:
     first = ntkfl("train", *SMALL, "--rounds", "3", "--seed", "4", "--out", tmp_path / "a")
     assert first.returncode == 0, first.stderr
     lines = first.stdout.splitlines()
-    where = "digits, 30 clients (Dirichlet α = 0.1, composition), 4 per round, mlp with 12 hidden units"
+    where = "digits, 30 clients (Dirichlet α = 0.1), 4 per round, mlp with 12 hidden units"
     assert lines[0] == f"{where}, ntk-fl: steps 50 400"
     assert lines[1] == "ntk-fl sends rows that contain the inputs: for people's data see --private"
     assert lines[2].split()[:2] == ["round", "accuracy"]

@@ -14,7 +14,7 @@ from ntkfl.compare.captions import caption, options
 from ntkfl.compare.results import Reached, bytes_text, columns, differences, reached_text, spread, summarise
 from ntkfl.compare.spec import ALONE, Comparison
 from ntkfl.compare.trials import Cell
-from ntkfl.data.seeds import generator
+from ntkfl.data.federated import generator
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.federation.run_folder import RunFolder
@@ -38,9 +38,7 @@ def test_end_to_end_and_cached(tmp_path: Path) -> None:
     assert "FedAvg: searched lr in {0.1, 0.3}; local_steps in {2, 4}" in said
     assert "on 6 held-out clients; chose lr" in said
     about, _, *table = (tmp_path / "out/table.md").read_text().splitlines()
-    assert about.startswith(
-        "digits, 30 clients (Dirichlet α = 0.1, composition), 4 per round, mlp with 12 hidden units"
-    )
+    assert about.startswith("digits, 30 clients (Dirichlet α = 0.1), 4 per round, mlp with 12 hidden units")
     assert about.endswith("seeds 0, 1 (± is the sample standard deviation over them).")
     assert any(line.startswith("- FedAvg less NTK-FL: ") for line in table)
     tex = (tmp_path / "out/table.tex").read_text()
@@ -147,8 +145,8 @@ def test_differences_are_paired_by_seed_with_students_interval(tmp_path: Path) -
 
 def test_captions_say_what_was_run_and_every_option_that_is_not_the_default() -> None:
     method = {"name": "fedavg", "lr": 0.5, "local_steps": 20}
-    config = RunConfig(data={"dataset": "digits", "clients": 30, "alpha": 0.5, "reading": "shares"}, method=method)
-    where = "digits, 30 clients (Dirichlet α = 0.5, shares), 20 per round, mlp with 100 hidden units"
+    config = RunConfig(data={"dataset": "digits", "clients": 30, "alpha": 0.5}, method=method)
+    where = "digits, 30 clients (Dirichlet α = 0.5), 20 per round, mlp with 100 hidden units"
     assert caption(config.model_dump(mode="json")) == f"{where}, fedavg: lr 0.5"
     private = RunConfig(method={"name": "private-sums"}, privacy={"epsilon": 3.0, "secure_sum": True})
     assert options(private.model_dump(mode="json")) == ["secure_sum True", "epsilon 3"]

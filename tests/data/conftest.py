@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ntkfl.data import catalog, mnist
-from ntkfl.data.download import Remote
-from ntkfl.data.mnist import IdxFile
+from ntkfl.data import catalog, published
+from ntkfl.data.catalog import Remote
 
 
 @dataclass
@@ -104,20 +103,13 @@ class Tiny:
 def tiny(bare: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> Tiny:
     """mnist replaced by a tiny one, downloadable from `host`, on a machine without data."""
     rng = np.random.default_rng(0)
-    arrays = {
-        "train-images-idx3-ubyte": rng.integers(0, 256, (12, 28, 28), np.uint8),
-        "train-labels-idx1-ubyte": (np.arange(12) % 10).astype(np.uint8),
-        "t10k-images-idx3-ubyte": rng.integers(0, 256, (4, 28, 28), np.uint8),
-        "t10k-labels-idx1-ubyte": np.arange(4, dtype=np.uint8),
-    }
-    contents = {name: idx_bytes(array) for name, array in arrays.items()}
-    files = tuple(
-        IdxFile(name, arrays[name].shape, hashlib.sha256(content).hexdigest()) for name, content in contents.items()
-    )
+    images, test_images = (rng.integers(0, 256, (n, 28, 28), np.uint8) for n in (12, 4))
+    arrays = (images, (np.arange(12) % 10).astype(np.uint8), test_images, np.arange(4, dtype=np.uint8))
+    contents = {name: idx_bytes(array) for name, array in zip(published.IDX, arrays, strict=True)}
+    sums = [hashlib.sha256(content).hexdigest() for content in contents.values()]
     entry = replace(
         catalog.CATALOG["mnist"],
-        find=partial(mnist.find, files=files),
-        read=partial(mnist.read, files=files),
+        read=partial(published.read_idx, sha256=sums),
         downloads=tuple(host.publish(f"{name}.gz", gzip.compress(content)) for name, content in contents.items()),
     )
     monkeypatch.setitem(catalog.CATALOG, "mnist", entry)

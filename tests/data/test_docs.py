@@ -32,7 +32,7 @@ def test_the_wrapper_of_hugging_face_datasets_on_the_library_itself() -> None:
     exec(compile(block, "docs/data.md", "exec"), space)
     rows = {"image": np.arange(5 * 4).reshape(5, 1, 2, 2).tolist(), "label": [0, 1, 0, 1, 1]}
     items = datasets.Dataset.from_dict(rows).with_format("torch")
-    fed = ntkfl.data.from_datasets([space["Pairs"](items)], test=space["Pairs"](items))
+    fed = ntkfl.data.from_clients([space["Pairs"](items)], test=space["Pairs"](items))
     assert fed.client(0)[0].shape == (5, 1, 2, 2)
     assert fed.client(0)[1].tolist() == [0, 1, 0, 1, 1]
 

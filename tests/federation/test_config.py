@@ -15,16 +15,14 @@ from ntkfl.federation.simulation import execute
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("dirichlet", Dirichlet(clients=7, alpha=0.3, reading="shares")),
+        ("dirichlet", Dirichlet(clients=7, alpha=0.3)),
         ("writer", ByWriter(clients=7, min_samples=5)),
         ("iid", IID(clients=7)),
         ("shards", Shards(clients=7, per_client=4)),
     ],
 )
 def test_partitions(kind: str, expected: object) -> None:
-    config = DataConfig(
-        dataset="digits", partition=kind, clients=7, alpha=0.3, reading="shares", min_samples=5, shards_per_client=4
-    )
+    config = DataConfig(dataset="digits", partition=kind, clients=7, alpha=0.3, min_samples=5, shards_per_client=4)
     assert config.how() == expected
 
 

@@ -52,7 +52,7 @@ def digits() -> ntkfl.data.Federated:
 
 def trained(fed: ntkfl.data.Federated, name: str, privacy: Privacy, rounds: int = 2, **options: Any) -> ntkfl.Run:
     method = made(name, **options.pop("options", {}))
-    fed = fed.with_shared(*fed.client(0)) if hasattr(method, "shared_fraction") else fed
+    fed = dataclasses.replace(fed, shared=fed.client(0)) if hasattr(method, "shared_fraction") else fed
     torch.manual_seed(0)
     inputs = privacy_of(method, privacy).projected_dim or 64
     model = ntkfl.models.mlp(inputs, 16, 10).double()

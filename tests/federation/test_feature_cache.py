@@ -77,15 +77,14 @@ def test_a_configuration(tmp_path: Path) -> None:
         rounds=1,
         clients_per_round=4,
         data={"dataset": "digits", "partition": "iid", "clients": 4},
-        model=BACKBONE | {"head": [5], "lora": ["layer"], "lora_rank": 2},
+        model=BACKBONE | {"head": [5], "trainable": ["head", "layer.bias"]},
         method={"name": "fedavg", "local_steps": 2},
     )
     assert config.code == [BACKBONE["backbone"]]
     run = execute(config, out=tmp_path / "run")
     names = [name for name, p in run.model.named_parameters() if p.requires_grad]
     assert names == [
-        "backbone.network.layer.lora_down.weight", "backbone.network.layer.lora_up.weight",
-        "head.1.weight", "head.1.bias", "head.3.weight", "head.3.bias",
+        "backbone.network.layer.bias", "head.1.weight", "head.1.bias", "head.3.weight", "head.3.bias",
     ]  # fmt: skip
     with pytest.raises(ntkfl.NTKFLError, match="names code"):
         RunConfig.read(tmp_path / "run" / "config.toml")

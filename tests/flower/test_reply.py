@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from ntkfl.flower.records import payload_of
 from ntkfl.methods import NTKFL, QSGD, FedAvg, Privacy, Scaffold, SumNTKFL, SumRidge
-from ntkfl.methods.base import kinds_of
 from ntkfl.models import head
 from tests.flower.cases import (
     convolution,
@@ -183,16 +182,6 @@ def test_a_repeated_question_gets_the_same_answer_and_nobody_else_can_tell_it(
         assert payload_of(grid.reply(asked[-1])) != first[-1]
 
 
-def test_a_loader_that_augments_is_fine_for_averages_and_warned_of_otherwise(said: list[str]) -> None:
-    clients = samples()
-    noisy = [Pairs(data, lambda x, y: (x + 0.1 * torch.randn(6), y)) for data in clients]
-    for method in KINDS:
-        said.clear()
-        run(grid_of(perceptron, noisy), method, perceptron, 2)
-        warned = [line for line in said if "samples change when they are read again" in line]
-        assert len(warned) == (0 if kinds_of(method) == {"update"} else len(clients))
-
-
 # Refusals.
 
 
@@ -206,7 +195,7 @@ def test_a_loader_that_augments_is_fine_for_averages_and_warned_of_otherwise(sai
             r"DataError: targets of shape \[9, 4\]; the run's terms say 3 outputs",
         ),
         ((torch.full((9, 6), float("nan")), torch.arange(9) % 3), "DataError: this client's data: x has a value that"),
-        (Pairs(samples()[0], _dictionary), "DataError: this client's data: item 0 is a dict"),
+        (Pairs(samples()[0], _dictionary), "DataError: this client's data: batch 0 is a dict"),
     ],
 )
 def test_data_that_do_not_fit_are_refused_by_their_client_and_the_round_goes_on(

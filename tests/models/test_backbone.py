@@ -14,8 +14,6 @@ from ntkfl.errors import ModelError
 from ntkfl.methods import METHODS, ClientRound, Task
 from ntkfl.methods.base import fitted, privacy_of
 from ntkfl.methods.batchnorm import statistics
-from ntkfl.models.backbone import Adapted
-from ntkfl.models.lora import is_adapter
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
 from ntkfl.tangent.parameters import flatten, load_flat, trainable
@@ -110,17 +108,13 @@ def test_digest_sees_weights_and_statistics() -> None:
     assert models.digest(first) != models.digest(same)
 
 
-@pytest.mark.parametrize("what", ["head", "last block", "lora"])
+@pytest.mark.parametrize("what", ["head", "last block"])
 @pytest.mark.parametrize("name", ["ntk-fl", "sum-ntk-fl", "sum-ridge", "private-sums", "fedavg"])
 def test_each_kind_of_method_trains_what_trains(name: str, what: str) -> None:
     """Two rounds lower the loss, the weights that travel are those that train, and nothing else changes."""
     torch.manual_seed(1)
-    if what == "lora":
-        model: Adapted = models.head(models.lora(nn.Sequential(nn.Flatten(), nn.Linear(16, 8)), 2), OUTPUTS, features=8)
-    else:
-        small = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 8))
-        patterns = ["head"] if what == "head" else ["head", "4"]
-        model = models.head(small, OUTPUTS, inputs=(1, 4, 4), trainable=patterns)
+    small = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 8))
+    model = models.head(small, OUTPUTS, inputs=(1, 4, 4), trainable=["head"] if what == "head" else ["head", "4"])
     if name == "sum-ridge" and what != "head":
         pytest.skip("not linear in what trains: refused, see test_sum_ridge.py")
     clients = []
@@ -140,5 +134,3 @@ def test_each_kind_of_method_trains_what_trains(name: str, what: str) -> None:
     before, after = (task.losses(task.predict(w, x), y).mean() for w in (task.like, state["weights"]))
     assert after < before
     assert all(torch.equal(p, frozen[n]) for n, p in task.model.named_parameters() if n in frozen)
-    if what == "lora":
-        assert any(is_adapter(n) for n in trainable(model))

@@ -79,7 +79,7 @@ def test_an_images_rows_are_its_steps() -> None:
         (lambda: build_network(ModelConfig(name="no_such:thing"), (3,), 2, 0), "cannot import 'no_such'"),
         (
             lambda: build_network(ModelConfig(name="math:sqr"), (3,), 2, 0),
-            r"has no function 'sqr': did you mean 'sqrt'\?",
+            "has no function 'sqr'",
         ),
         (lambda: build_network(ModelConfig(name="builtins:dict"), (3,), 2, 0), "cannot be built"),
         (lambda: build_network(ModelConfig(name="cnn", options={"depth": 3}), (1, 28, 28), 2, 0), "unexpected keyword"),

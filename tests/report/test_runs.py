@@ -181,4 +181,4 @@ def test_what_canaries_proved_of_a_run_is_shown(runs: Path, tmp_path: Path) -> N
     assert details(find([folder])[0][0])["canaries"] == "promised 3.0, an attacker showed 0.9"
     page = write_report([folder], tmp_path / "page.html").read_text()
     assert "promised 3.0, an attacker showed 0.9" in page
-    assert "digits, 20 clients (Dirichlet α = 0.1, composition), 3 per round, mlp with 8 hidden units, fedavg" in page
+    assert "digits, 20 clients (Dirichlet α = 0.1), 3 per round, mlp with 8 hidden units, fedavg" in page

@@ -211,9 +211,8 @@ def _with_canaries(data: Federated, planted: Batch, owners: Ids, coins: Coins, b
         for number, (x, y) in enumerate(clients):
             mine = torch.from_numpy((owners == number) & coins)
             clients[number] = torch.cat([x, planted[0][mine]]), torch.cat([y, planted[1][mine]])
-    targets = "real" if data.classes is None else None
     tokens = not planted[0].is_floating_point()
-    return from_clients(clients, test=data.test, classes=data.classes, tokens=tokens, targets=targets)
+    return from_clients(clients, test=data.test, classes=data.classes, tokens=tokens)
 
 
 class _Attacker:

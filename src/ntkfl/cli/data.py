@@ -31,19 +31,19 @@ def list_datasets() -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("dataset", "available"):
         table.add_column(column, no_wrap=True)
-    for column in ("rows", "classes", "size"):
+    for column in ("rows", "classes", "download"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("from", overflow="fold")
     for name, entry in CATALOG.items():
+        size = sum(remote.bytes for remote in entry.downloads)
         if found := locate(name):
-            available, size, way = "yes", found.bytes, found.where
-        elif entry.downloads:
-            size = sum(remote.bytes for remote in entry.downloads)
+            available, way = "yes", str(found)
+        elif size:
             available, way = "download", f"ntkfl data fetch {name}"
         else:
-            available, size, way = "no", 0, f"ntkfl data fetch {name} says how to make it"
-        rows = " + ".join(f"{count:,}" for count in entry.rows) if entry.rows else "by sample"
-        table.add_row(name, available, rows, str(entry.classes), f"{size / 1e6:.1f} MB" if size else "-", way)
+            available, way = "no", f"ntkfl data fetch {name} says how to make it"
+        download = f"{size / 1e6:.1f} MB" if size else "-"
+        table.add_row(name, available, entry.rows, str(entry.classes), download, way)
     _console().print(table)
 
 
@@ -59,7 +59,7 @@ def fetch_datasets(names: Annotated[list[str], typer.Argument(help="Datasets, se
                 fetch(name)
             dataset = load(name)
             rows = f"{len(dataset):,} training and {len(dataset.test_rows):,} test rows"
-            typer.echo(f"{name}: {rows}, checked, {dataset.source}")
+            typer.echo(f"{name}: {rows}, checked, {locate(name)}")
 
 
 @data.command("show")
@@ -76,7 +76,8 @@ def show(
     clients: Annotated[int | None, typer.Option(help="Clients; 300 if not given.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Dirichlet: how alike clients are; 0.1 if not given.")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of data: overlap=true.")
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of data: shards_per_client=3."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
     label_column: LabelColumn = None,
@@ -98,7 +99,6 @@ def show(
     lines = {
         "clients": f"{len(federated):,}",
         "samples in all": f"{sum(federated.sizes):,}",
-        "distinct samples": f"{federated.distinct:,}",
         "samples per client": _spread(federated.sizes),
         "classes per client": "" if counts is None else _spread((counts > 0).sum(axis=1)),
         "test samples": f"{len(federated.test_rows):,}{drawn}",

@@ -107,7 +107,6 @@ def private_settings(given: dict[str, Any]) -> dict[str, Any]:
         (own.get("secure_sum") is False, "sums replies under masks: leave secure_sum as it is"),
         (own.get("epsilon", 3.0) in (None, NONE), "needs an epsilon"),
         (own.get("shuffle"), "sums replies under masks, and there are no rows to shuffle: leave shuffle out"),
-        (data.get("overlap"), "protects a record that one client holds: with overlap several hold the same"),
         (given.get("hold_out"), "protects all clients: hold_out gives the server those that it measures on"),
         (given.get("byzantine"), "counts on the noise of honest clients: leave byzantine out"),
     ):

@@ -119,7 +119,7 @@ def train(
     }
     base = _settings_before(config, out if resume else None, allow_code)
     run_config = _config(base, given, set_ or [], private)
-    display = RoundTable(run_config.method["name"], run_config.rounds, remarks, quiet=as_json)
+    display = RoundTable(run_config.rounds, remarks, quiet=as_json)
     for line in _notes(run_config):
         display.note(line)
     if out is None:
@@ -132,7 +132,7 @@ def train(
             display.show(record, timing)
 
     listener = SimpleNamespace(on_start=display.note, on_round=on_round)
-    with stoppable(lambda: _stopped(out, bool(run_config.code))), display:
+    with stoppable(lambda: _stopped(out, bool(run_config.code))):
         run = execute(run_config, out=out, resume=resume, device=device, callbacks=[listener])
     if not as_json:
         display.summary(run.history, run.timings, out)

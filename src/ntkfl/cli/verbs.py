@@ -33,7 +33,7 @@ VERBS = {
 
 # Names known without torch; a test holds them to those there are.
 METHODS = (
-    "sum-ntk-fl", "ntk-fl", "cp-ntk-fl", "private-sums", "sum-ridge", "private-ridge", "fedavg",
+    "sum-ntk-fl", "ntk-fl", "cp-ntk-fl", "kfac-fedavg", "private-sums", "sum-ridge", "private-ridge", "fedavg",
     "fednova", "fedprox", "scaffold", "fedadam", "fedcom", "qsgd", "dp-fedavg", "data-share", "centralized",
 )  # fmt: skip
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")

@@ -15,7 +15,7 @@ Values = Mapping[str, Any]
 
 
 def caption(config: Values) -> str:
-    """Data set, partition with its reading, clients, cohort, network, method, and every option that differs from its
+    """Data set, partition, clients, cohort, network, method, and every option that differs from its
     default. `config` has a run's settings as plain values, as its config.toml keeps them, also of a run from Python;
     what it leaves out is left out. Nothing that it names is imported.
     """
@@ -81,11 +81,9 @@ def _short(value: Any) -> str:
 
 
 def _partition(dealt: Values) -> str:
-    """In words: the kind of partition and its options, of a Dirichlet one α and its reading."""
+    """In words: the kind of partition, of a Dirichlet one with its α."""
     if dealt["kind"] == "dirichlet":
-        return f"Dirichlet α = {dealt.get('alpha')}, {dealt.get('reading')}" + ", overlapping" * bool(
-            dealt.get("overlap")
-        )
+        return f"Dirichlet α = {dealt.get('alpha')}"
     return str(dealt["kind"])
 
 

@@ -4,9 +4,8 @@ from ntkfl.data.catalog import NAMES, load
 from ntkfl.data.dataset import Dataset
 from ntkfl.data.federated import Federated
 from ntkfl.data.files import from_file
-from ntkfl.data.folders import from_folders, pictures
-from ntkfl.data.from_arrays import from_clients, from_datasets
 from ntkfl.data.moments import Moments
+from ntkfl.data.own import from_clients, from_datasets, from_folders, pictures
 from ntkfl.data.partitions import IID, ByClient, ByWriter, Dirichlet, Shards
 
 __all__ = [

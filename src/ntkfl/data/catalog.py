@@ -1,55 +1,68 @@
-"""The datasets there are, where each is looked for, and how it is downloaded."""
+"""Datasets by name: what they are, where a copy is looked for, and how one is downloaded from its authors."""
 
 from __future__ import annotations
 
+import hashlib
+import http.client
 import os
-from collections.abc import Callable
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from ntkfl.data import cifar, digits, femnist, mnist
-from ntkfl.data.arrays import Arrays, Bytes
+from ntkfl.atomic import replacing
+from ntkfl.data import published
 from ntkfl.data.dataset import Dataset
-from ntkfl.data.download import Remote, download
-from ntkfl.data.table import TableRows
+from ntkfl.data.federated import TableRows
+from ntkfl.data.published import Arrays
 from ntkfl.errors import DataError, unknown
+from ntkfl.progress import ProgressBar
 
 # Where distributions put datasets, e.g. Debian's dataset-fashion-mnist.
 SYSTEM_FOLDERS = (Path("/usr/share/datasets"), Path("/usr/local/share/datasets"))
-BUILT_IN = "built in"
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A published file: where it is, and the length and sha256 it must have."""
+
+    url: str
+    bytes: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """The file's own name."""
+        return self.url.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """One dataset: facts, how to recognise and read it in a folder, and how to get it."""
+    """One dataset: facts, the files of a whole copy, how to read it out of a folder, and how to get it.
+
+    `mean` and `std` are of each channel, of pixels in 0..1. `convert` makes the files of what was downloaded, where
+    these are not the same. `advice` says how to get it, by default by `ntkfl data fetch`.
+    """
 
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    rows: tuple[int, int] | None  # training and test rows; None where it depends on the sample
-    find: Callable[[Path], tuple[Path, ...]]  # the files of a whole copy in this folder, or ()
+    rows: str
+    files: tuple[str, ...]
     read: Callable[[Path], Arrays]
     downloads: tuple[Remote, ...] = ()
-    advice: str = ""  # how to get it, other than by download
+    convert: Callable[[Path], None] | None = None
+    advice: str = ""
 
 
-@dataclass(frozen=True)
-class Location:
-    """A whole copy of a dataset: its folder (None for a built-in one) and its size on disk."""
-
-    folder: Path | None
-    bytes: int
-
-    @property
-    def where(self) -> str:
-        """For people."""
-        return BUILT_IN if self.folder is None else str(self.folder)
+def _idx_downloads(url: str, *facts: tuple[int, str]) -> tuple[Remote, ...]:
+    return tuple(Remote(f"{url}/{name}.gz", *fact) for name, fact in zip(published.IDX, facts, strict=True))
 
 
 CATALOG: dict[str, CatalogEntry] = {
@@ -57,96 +70,116 @@ CATALOG: dict[str, CatalogEntry] = {
         classes=10,
         mean=(0.2860,),
         std=(0.3530,),
-        rows=(60000, 10000),
-        find=partial(mnist.find, files=mnist.FASHION),
-        read=partial(mnist.read, files=mnist.FASHION),
-        downloads=mnist.FASHION_DOWNLOADS,
+        rows="60,000 + 10,000",
+        files=published.IDX,
+        read=partial(
+            published.read_idx,
+            sha256=(
+                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+            ),
+        ),
+        downloads=_idx_downloads(
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+            (26421880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+            (29515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+            (4422102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+            (5148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+        ),
         advice="`apt-get install dataset-fashion-mnist` (Debian, Ubuntu)",
     ),
     "mnist": CatalogEntry(
         classes=10,
         mean=(0.1307,),
         std=(0.3081,),
-        rows=(60000, 10000),
-        find=partial(mnist.find, files=mnist.MNIST),
-        read=partial(mnist.read, files=mnist.MNIST),
-        downloads=mnist.MNIST_DOWNLOADS,
+        rows="60,000 + 10,000",
+        files=published.IDX,
+        read=partial(
+            published.read_idx,
+            sha256=(
+                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+                "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+                "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+                "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+            ),
+        ),
+        downloads=_idx_downloads(
+            "https://ossci-datasets.s3.amazonaws.com/mnist",
+            (9912422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+            (28881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+            (1648877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+            (4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+        ),
     ),
     "femnist": CatalogEntry(
-        classes=femnist.CLASSES,
+        classes=10,  # LEAF numbers digits first; letters are left out
         mean=(0.0375,),  # of a sample of 385 writers; fixed, so that every sample is normalised alike
         std=(0.1619,),
-        rows=None,
-        find=femnist.find,
-        read=femnist.read,
-        advice="LEAF (github.com/TalwalkarLab/leaf): in its data/femnist run "
-        "`./preprocess.sh -s niid --sf 0.05 -k 0 -t sample`, then copy data/train and data/test into femnist/",
+        rows="by sample",
+        files=(published.FEMNIST,),
+        read=published.read_femnist,
+        advice=f"make femnist/{published.FEMNIST} of the digits that LEAF (github.com/TalwalkarLab/leaf) prepares: "
+        "docs/data.md says what is in it",
     ),
     "cifar10": CatalogEntry(
         classes=10,
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
-        rows=(50000, 10000),
-        find=cifar.find,
-        read=cifar.read,
-        downloads=cifar.DOWNLOADS,
+        rows="50,000 + 10,000",
+        files=(published.CIFAR10,),
+        read=published.read_cifar10,
+        downloads=(
+            Remote(
+                f"https://www.cs.toronto.edu/~kriz/{published.CIFAR10_ARCHIVE}",
+                170052171,
+                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            ),
+        ),
+        convert=published.convert_cifar10,
     ),
     "digits": CatalogEntry(
         classes=10,
         mean=(0.2872,),
         std=(0.3540,),
-        rows=(1442, 355),
-        find=lambda folder: (),
-        read=lambda folder: digits.read(),
+        rows="1,442 + 355",
+        files=(published.DIGITS,),
+        read=published.read_digits,
     ),
 }
 NAMES: tuple[str, ...] = tuple(CATALOG)
 
 
-def load(name: str, folder: str | Path | None = None) -> Dataset:
-    """The dataset `name`, from `folder` (or its subfolder `name`) if given, else from the first place that has it.
-
-    Places: $NTKFL_DATA, the user's cache, the system's dataset folders, then what `fetch` gets into the cache.
+def load(name: str) -> Dataset:
+    """The dataset `name`, from the first place that has a whole copy: $NTKFL_DATA, the user's cache, the system's
+    dataset folders, then what `fetch` gets into the cache.
     """
     entry = _entry(name)
-    found = locate(name, folder)
-    if found is None:
-        if folder is not None:
-            raise DataError(f"{Path(folder)} does not hold {name}\n{_advice(name)}")
-        where: Path | None = fetch(name)
-    else:
-        where = found.folder
-    arrays = entry.read(where or Path())
-    return Dataset(
-        name=name,
-        rows=_rows(entry, arrays.images, arrays.labels),
-        test_rows=_rows(entry, arrays.test_images, arrays.test_labels),
-        classes=entry.classes,
-        writers=None if arrays.writers is None else torch.from_numpy(arrays.writers.astype(np.int64)),
-        source=BUILT_IN if where is None else str(where),
+    images, labels, test_images, test_labels, writers = entry.read(locate(name) or fetch(name))
+    rows, test_rows = (
+        TableRows(
+            torch.from_numpy(np.require(x, requirements=["C", "W"])),  # a copy of what cannot be written to
+            torch.from_numpy(y.astype(np.int64)),
+            entry.mean,
+            entry.std,
+        )
+        for x, y in ((images, labels), (test_images, test_labels))
     )
+    of_writers = None if writers is None else torch.from_numpy(writers.astype(np.int64))
+    return Dataset(name, rows, test_rows, entry.classes, of_writers)
 
 
-def _rows(entry: CatalogEntry, images: Bytes, labels: NDArray[Any]) -> TableRows:
-    """Copies of what cannot be written to: torch has no read-only tensors."""
-    x = torch.from_numpy(np.require(images, requirements=["C", "W"]))
-    return TableRows(x, torch.from_numpy(labels.astype(np.int64)), entry.mean, entry.std)
-
-
-def locate(name: str, folder: str | Path | None = None) -> Location | None:
-    """Where a whole copy of `name` is, without reading it; None where it is nowhere on this machine."""
-    entry = _entry(name)
-    if name == "digits":
-        return Location(None, 0)
-    for place in places(name) if folder is None else [Path(folder) / name, Path(folder)]:
-        files = entry.find(place)
-        if files:
-            return Location(place, sum(file.stat().st_size for file in files))
-    return None
+def locate(name: str) -> Path | None:
+    """The folder of a whole copy of `name`, without reading it; None where it is nowhere on this machine."""
+    files = _entry(name).files
+    return next((place for place in places(name) if all(published.find(place, file) for file in files)), None)
 
 
 def places(name: str) -> list[Path]:
-    """The folders searched for `name`, in order."""
+    """The folders searched for `name`, in order; the digits come with the package."""
+    if name == "digits":
+        return [published.HERE]
     roots = [cache_folder(), *SYSTEM_FOLDERS]
     if own := os.environ.get("NTKFL_DATA"):
         if not Path(own).is_dir():
@@ -163,31 +196,52 @@ def cache_folder() -> Path:
 
 def fetch(name: str) -> Path:
     """Get `name` from its authors into the cache, whatever part of it is missing there, and return its folder."""
-    folder, remotes = cache_folder() / name, _entry(name).downloads
-    if not remotes:
-        raise _missing(name, "it cannot be downloaded")
+    entry, folder = _entry(name), cache_folder() / name
     try:
-        download(remotes, folder)
+        if not entry.downloads:
+            raise DataError("it cannot be downloaded")
+        download(entry.downloads, folder)
     except DataError as error:
-        raise _missing(name, str(error)) from None
+        looked, advice = ", ".join(map(str, places(name))), entry.advice or f"`ntkfl data fetch {name}`"
+        raise DataError(
+            f"{name} is not on this machine (looked in {looked}): {error}\n"
+            f"get it: {advice}; or set NTKFL_DATA to a folder that has {name}/"
+        ) from None
+    if entry.convert is not None:
+        entry.convert(folder)
     return folder
+
+
+def download(remotes: Sequence[Remote], folder: Path, timeout: float = 10.0) -> None:
+    """Put those of the files into `folder` that are not there. A file gets its name when it is there and right.
+
+    A server that is silent for `timeout` seconds is given up. A broken download begins anew.
+    """
+    wanted = [remote for remote in remotes if not (folder / remote.name).exists()]
+    with ProgressBar(sum(remote.bytes for remote in wanted)) as bar:
+        for remote in wanted:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                _get(remote, folder, timeout, bar)
+            except (OSError, http.client.HTTPException) as error:
+                reason = error.reason if type(error) is urllib.error.URLError else error
+                raise DataError(f"{remote.url}: {reason or type(error).__name__}") from None
+
+
+def _get(remote: Remote, folder: Path, timeout: float, bar: ProgressBar) -> None:
+    done, digest = 0, hashlib.sha256()
+    with urllib.request.urlopen(remote.url, timeout=timeout) as answer, replacing(folder / remote.name) as file:
+        # Never more than is missing: an endless answer must not fill the disk.
+        while done < remote.bytes and (chunk := answer.read(min(_CHUNK, remote.bytes - done))):
+            file.write(chunk)
+            digest.update(chunk)
+            done += len(chunk)
+            bar.end(pieces=len(chunk), what=remote.name)
+        if done < remote.bytes or digest.hexdigest() != remote.sha256:
+            raise DataError(f"{remote.url}: the {done} bytes there are not the published {remote.bytes}: try again")
 
 
 def _entry(name: str) -> CatalogEntry:
     if name not in CATALOG:
         raise unknown("dataset", name, CATALOG)
     return CATALOG[name]
-
-
-def _missing(name: str, reason: str) -> DataError:
-    looked = ", ".join(map(str, places(name)))
-    return DataError(f"{name} is not on this machine (looked in {looked}): {reason}\n{_advice(name)}")
-
-
-def _advice(name: str) -> str:
-    entry = CATALOG[name]
-    ways = [entry.advice] if entry.advice else []
-    if entry.downloads:
-        ways.append(f"`ntkfl data fetch {name}`")
-    ways.append(f"set NTKFL_DATA to a folder that has {name}/")
-    return f"get it: {'; or '.join(ways)}"

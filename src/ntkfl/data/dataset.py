@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ntkfl.data.federated import Federated
+from ntkfl.data.federated import Federated, TableRows, generator, kind_of
 from ntkfl.data.partitions import Partition
-from ntkfl.data.seeds import generator
-from ntkfl.data.table import TableRows
-from ntkfl.errors import ConfigError, DataError
+from ntkfl.errors import ConfigError
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -20,7 +20,7 @@ class Dataset:
     """Rows with labels or real targets (`classes` is None), split into train and test.
 
     writers int64 [N] is whose each training row is, where known, as an index into `client_names` where those are.
-    `test_drawn` says that the test rows are a random part of all.
+    `about` goes into the description of clients made of it. The rest is as for `Federated`.
     """
 
     name: str
@@ -30,29 +30,13 @@ class Dataset:
     writers: Tensor | None = None
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
-    feature_names: tuple[str, ...] = ()  # of a table's columns
-    test_drawn: bool = False
-    source: str = "memory"
-    taken: tuple[tuple[float, int], ...] = ()  # (fraction, seed) of every `without`
-
-    def __post_init__(self) -> None:
-        for part, rows in (("training", self.rows), ("test", self.test_rows)):
-            if len(rows.x) == 0 or len(rows.x) != len(rows.y):
-                raise DataError(f"{self.name}: {len(rows.x)} {part} rows with targets of shape {list(rows.y.shape)}")
-            if self.classes is not None and not 0 <= int(rows.y.min()) <= int(rows.y.max()) < self.classes:
-                raise DataError(
-                    f"{self.name}: {part} labels must lie in 0..{self.classes - 1}, "
-                    f"not {int(rows.y.min())}..{int(rows.y.max())}"
-                )
-        if self.test_rows.x.shape[1:] != self.rows.x.shape[1:]:
-            raise DataError(f"{self.name}: training and test rows differ in shape")
-        if self.writers is not None and len(self.writers) != len(self.rows):
-            raise DataError(f"{self.name}: {len(self.writers)} writers for {len(self.rows)} training rows")
+    feature_names: tuple[str, ...] = ()
+    classes_declared: bool = True
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        kind = "real targets" if self.classes is None else f"{self.classes} classes"
-        shape = list(self.rows.x.shape[1:])
-        return f"Dataset({self.name!r}: {len(self.rows)} training and {len(self.test_rows)} test rows {shape}, {kind})"
+        rows = f"{len(self.rows)} training and {len(self.test_rows)} test rows {list(self.rows.x.shape[1:])}"
+        return f"Dataset({self.name!r}: {rows}, {kind_of(self.classes)})"
 
     def __len__(self) -> int:
         """Training rows."""
@@ -70,11 +54,6 @@ class Dataset:
         labels = self.rows.y if self.rows.y.dim() == 1 else self.rows.y[:, 0]
         writers = None if self.writers is None else self.writers.numpy()
         shares = how.assign(labels.numpy(), writers, generator(seed, "partition"))
-        description = {"dataset": self.name, "partition": how.describe(), "seed": int(seed)}
-        if self.taken:
-            description["without"] = [{"fraction": fraction, "seed": drawn} for fraction, drawn in self.taken]
-        if self.test_drawn:
-            description["test"] = "a random part of all rows"
         names: tuple[str, ...] = ()
         if how.by_writer and writers is not None and self.client_names:
             names = tuple(self.client_names[writers[int(share[0])]] for share in shares)
@@ -84,10 +63,11 @@ class Dataset:
             test_rows=self.test_rows,
             indices=tuple(torch.from_numpy(np.asarray(share, dtype=np.int64)) for share in shares),
             classes=self.classes,
-            description=description,
+            description={"dataset": self.name, "partition": how.describe(), "seed": int(seed), **self.about},
             client_names=names,
             class_names=self.class_names,
             feature_names=self.feature_names,
+            classes_declared=self.classes_declared,
         )
 
     def without(self, fraction: float, seed: int = 0) -> tuple[Dataset, Tensor, Tensor]:
@@ -103,6 +83,6 @@ class Dataset:
             self,
             rows=replace(self.rows, x=self.rows.x[left], y=self.rows.y[left]),
             writers=None if self.writers is None else self.writers[left],
-            taken=(*self.taken, (float(fraction), int(seed))),
+            about={**self.about, "without": {"fraction": float(fraction), "seed": int(seed)}},
         )
         return rest, *self.rows.take(out)

@@ -1,8 +1,8 @@
-"""Clients and a test set: what training consumes."""
+"""Rows, and clients over them with a test set: what training consumes."""
 
 from __future__ import annotations
 
-import copy
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
@@ -15,17 +15,59 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ntkfl.data.moments import Moments, Standardization
-from ntkfl.data.seeds import generator
-from ntkfl.data.table import TableRows, new_digest
 from ntkfl.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class TableRows:
+    """Inputs x (uint8 [N, C, H, W], or float32 [N, ...] ready for use) and targets y (int64 [N], or float32 [N, d2]).
+
+    Bytes stay bytes until rows are asked for: float32 would be four times as large, and clients may share rows.
+    """
+
+    x: Tensor
+    y: Tensor
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"TableRows(x {list(self.x.shape)}, y {list(self.y.shape)})"
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The rows at `index` (int64 [n]; all rows if None): x float32 [n, ...] normalised, y [n] or [n, d2]."""
+        x, y = (self.x, self.y) if index is None else (self.x[index], self.y[index])
+        return (x, y) if x.dtype != torch.uint8 else (normalised(x, self.mean, self.std), y)
+
+    def standardized(self, to: Standardization) -> TableRows:
+        """(x − mean)/std of what `take` gives. Bytes stay bytes: their own mean and std are changed."""
+        if self.x.dtype != torch.uint8:
+            return replace(self, x=to.standardize(self.x))
+        mean = tuple(own + std * more for own, std, more in zip(self.mean, self.std, to.mean, strict=True))
+        return replace(self, mean=mean, std=tuple(std * more for std, more in zip(self.std, to.std, strict=True)))
+
+
+def normalised(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """(x/255 − mean)/std as float32, of bytes x [N, C, H, W] and a number for each channel."""
+    means, stds = (torch.tensor(v, dtype=torch.float32).view(-1, 1, 1) for v in (mean, std))
+    return x.to(torch.float32).div_(255).sub_(means).div_(stds)
+
+
+def kind_of(classes: int | None) -> str:
+    """Of targets, for people."""
+    return "real targets" if classes is None else f"{classes} classes"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Federated:
-    """Clients as index sets over one store of rows, so that clients sharing rows cost no copies.
+    """Clients as index sets over one store of rows, so that dealing rows out copies none.
 
     Made by `Dataset.partition` or `from_clients`; indices holds one int64 [n] a client, classes is None for regression.
     `client_names`, `class_names` and `feature_names` (of a table's columns), where they are known, are never sent.
+    `classes_declared` is false where the classes were collected from the labels: which classes there are then tells of
+    single records, and runs with differential privacy refuse such data.
     """
 
     name: str
@@ -39,6 +81,7 @@ class Federated:
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()
+    classes_declared: bool = True
 
     def __post_init__(self) -> None:
         if not self.indices:
@@ -48,21 +91,18 @@ class Federated:
                 raise DataError(f"{self.name}: client {number} has no samples")
             if index.min() < 0 or index.max() >= len(self.rows):
                 raise DataError(f"{self.name}: client {number} has a row outside 0..{len(self.rows) - 1}")
-        for what, names, count in (
-            ("clients", self.client_names, len(self.indices)),
-            ("classes", self.class_names, self.classes),
-        ):
-            if names and (len(names) != count or len(set(names)) != len(names)):
+        named = {"clients": (self.client_names, len(self)), "classes": (self.class_names, self.classes)}
+        for what, (names, count) in named.items():
+            if names and (len(names) != count or len(set(names)) != count):
                 raise DataError(f"{self.name}: {len(set(names))} names for {count} {what}: each needs its own")
 
     def __repr__(self) -> str:
         """Sizes alone: whoever prints a federation does not print people's rows."""
-        kind = "real targets" if self.classes is None else f"{self.classes} classes"
         least, most = min(self.sizes), max(self.sizes)
         each = f"{least}" if least == most else f"{least} to {most}"
         return (
-            f"Federated({self.name!r}: {len(self)} clients of {each} samples, inputs {list(self.input_shape)}, {kind}, "
-            f"{len(self.test_rows)} test samples)"
+            f"Federated({self.name!r}: {len(self)} clients of {each} samples, inputs {list(self.input_shape)}, "
+            f"{kind_of(self.classes)}, {len(self.test_rows)} test samples)"
         )
 
     def __len__(self) -> int:
@@ -80,39 +120,10 @@ class Federated:
         """The test set, x and y as for a client. Kept once made, as every round asks for it: do not write into it."""
         return self.test_rows.take()
 
-    def with_shared(self, x: Tensor, y: Tensor) -> Federated:
-        """The same clients, and data x, y that the server holds for all of them: what `data-share` deals out."""
-        return replace(self, shared=(x, y))
-
-    def moments(self) -> Moments:
-        """n, Σ x and Σ x² of all clients' inputs: what each of them would tell, added up."""
-        return reduce(add, (Moments.of(self.client(number)[0]) for number in range(len(self))))
-
-    def standardized(self) -> Federated:
-        """The same clients and test set with inputs of mean 0 and deviation 1 by feature (of images, by channel), taken
-        from `moments`. A run keeps them: `Run.evaluate` and exported models take inputs as they were before; to
-        `run.model` itself, give what `run.standardization.standardize` makes of them.
-        """
-        moments = self.moments()
-        to = Standardization.of(moments)
-        return replace(
-            self,
-            rows=_standardized(self.rows, to),
-            test_rows=_standardized(self.test_rows, to),
-            description={**self.description, "standardized": True},
-            shared=None if self.shared is None else (to.standardize(self.shared[0]), self.shared[1]),
-            standardization=moments,
-        )
-
     @property
     def sizes(self) -> list[int]:
         """Samples of each client."""
         return [len(index) for index in self.indices]
-
-    @property
-    def distinct(self) -> int:
-        """Training rows that at least one client has; less than the sum of `sizes` where clients overlap."""
-        return len(np.unique(torch.cat(self.indices).numpy()))
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -133,52 +144,64 @@ class Federated:
 
     def describe(self) -> dict[str, Any]:
         """What these clients are, in plain values for JSON or TOML."""
-        made = copy.deepcopy(dict(self.description))
-        return made | {"clients": len(self), "samples": sum(self.sizes), "test_samples": len(self.test_rows)}
+        sizes = {"clients": len(self), "samples": sum(self.sizes), "test_samples": len(self.test_rows)}
+        return dict(self.description) | sizes
 
     def fingerprint(self) -> str:
         """sha256 (hex) over all that determines training: inputs, targets, normalisation, who has which row, test."""
-        return self._fingerprint
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        digest = new_digest()
+        digest = hashlib.sha256(f"ntkfl data 1; {self.classes} {self.sizes};".encode())
         for rows in (self.rows, self.test_rows):
-            rows.feed(digest)
-        digest.update(f"{self.classes} {self.sizes};".encode())
+            digest.update(f"{rows.mean} {rows.std};".encode())
+            for tensor in (rows.x, rows.y):
+                digest.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
+                digest.update(tensor.contiguous().numpy().data)
         digest.update(torch.cat(self.indices).numpy().data)
         return digest.hexdigest()
 
-    def hold_out(self, count: int, seed: int = 0) -> tuple[Federated, Federated]:
-        """Set `count` random clients aside: (training clients, held-out clients), both in the old order.
+    def moments(self) -> Moments:
+        """n, Σ x and Σ x² of all clients' inputs: what each of them would tell, added up."""
+        return reduce(add, (Moments.of(self.client(number)[0]) for number in range(len(self))))
 
-        No client is on both sides. Where clients overlap (`Dirichlet(overlap=True)`), rows can be.
+    def standardized(self) -> Federated:
+        """The same clients and test set with inputs of mean 0 and deviation 1 by feature (of images, by channel), taken
+        from `moments`. A run keeps them: `Run.evaluate` and exported models take inputs as they were before; to
+        `run.model` itself, give what `run.standardization.standardize` makes of them.
         """
+        moments = self.moments()
+        to = Standardization.of(moments)
+        return replace(
+            self,
+            rows=self.rows.standardized(to),
+            test_rows=self.test_rows.standardized(to),
+            description={**self.description, "standardized": True},
+            shared=None if self.shared is None else (to.standardize(self.shared[0]), self.shared[1]),
+            standardization=moments,
+        )
+
+    def hold_out(self, count: int, seed: int = 0) -> tuple[Federated, Federated]:
+        """Set `count` random clients aside: (training clients, held-out clients), both in the old order."""
         if not 1 <= count < len(self):
             raise ConfigError(f"hold_out must leave clients on both sides: 1..{len(self) - 1} of them, not {count!r}")
         order = generator(seed, "hold out").permutation(len(self))
-        note = {"count": int(count), "seed": int(seed)}
-        return (
-            self._only(np.sort(order[count:]), {**note, "part": "training"}),
-            self._only(np.sort(order[:count]), {**note, "part": "held-out"}),
+        parts = {"training": np.sort(order[count:]), "held-out": np.sort(order[:count])}
+        training, held = (
+            replace(
+                self,
+                indices=tuple(self.indices[number] for number in clients),
+                client_names=tuple(self.client_names[number] for number in clients) if self.client_names else (),
+                description={
+                    **self.description,
+                    "hold_out": [
+                        *self.description.get("hold_out", []),
+                        {"count": int(count), "seed": int(seed), "part": part},
+                    ],
+                },
+            )
+            for part, clients in parts.items()
         )
-
-    def _only(self, clients: NDArray[np.int64], note: Mapping[str, object]) -> Federated:
-        steps = [*self.description.get("hold_out", []), dict(note)]
-        return replace(
-            self,
-            indices=tuple(self.indices[number] for number in clients),
-            client_names=tuple(self.client_names[number] for number in clients) if self.client_names else (),
-            description={**self.description, "hold_out": steps},
-        )
+        return training, held
 
 
-def _standardized(rows: TableRows, to: Standardization) -> TableRows:
-    """Bytes stay bytes: their own mean and std are changed."""
-    if rows.x.dtype != torch.uint8:
-        return replace(rows, x=to.standardize(rows.x))
-    return replace(
-        rows,
-        mean=tuple(mean + std * more for mean, std, more in zip(rows.mean, rows.std, to.mean, strict=True)),
-        std=tuple(std * more for std, more in zip(rows.std, to.std, strict=True)),
-    )
+def generator(seed: int, purpose: str) -> np.random.Generator:
+    """A stream determined by `seed` and `purpose`: one seed may serve a partition and a hold-out without tying them."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *purpose.encode()])))

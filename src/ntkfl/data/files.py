@@ -1,59 +1,47 @@
 """A user's own data in one file: CSV, Parquet or .npz, of one client or of many.
 
-A table has a column of labels; another, where there is one, says whose a row is, and a third is "train" or "test". They
-are called `label`, `client` and `split`, or as `Columns` says. All other columns are numbers, the features. An .npz has
-x [N, …], y [N] and, likewise, `client` [N], `test_x` and `test_y`. Labels may be text: classes by name.
+A table has a column of labels; another, where there is one, says whose a row is, and a third is "train" or "test". All
+other columns are numbers, the features. An .npz has x [N, …], y [N] and, likewise, `client` [N], `test_x` and `test_y`.
+Labels may be text: classes by name.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import shlex
+import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ntkfl.data.arrays import Kinds, read_npz
-from ntkfl.data.cells import labels, listed, named_labels, numbers, read_table, rows_of
 from ntkfl.data.dataset import Dataset
-from ntkfl.data.from_arrays import from_clients
+from ntkfl.data.own import from_clients, pooled
+from ntkfl.data.published import read_npz
 from ntkfl.errors import DataError
+from ntkfl.extras import missing
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 SUFFIXES = (".csv", ".parquet", ".npz")
-# What a run's loss says of targets, where its user says nothing: squared error, that numbers are real (text is classes
-# all the same); a loss of the user's own, nothing.
-NUMBERS, UNKNOWN = "numbers", "unknown"
 _TEST_SHARE = 0.2  # of the rows, where a file does not say which are for testing
-
-
-class Columns(NamedTuple):
-    """What a table calls the columns that are no features, and an archive its arrays; None: `label` (of an archive y),
-    `client` and `split`.
-    """
-
-    label: str | None = None
-    client: str | None = None
-    split: str | None = None
-
-    def flags(self) -> str:
-        """The command line's names of what is given."""
-        return " ".join(f"--{name}-column" for name, own in self._asdict().items() if own is not None)
+_FEW = 20  # rows of which each may have a class of its own
 
 
 class _Content(NamedTuple):
-    """A file's rows x [N, …] with targets y; whose each is, and which are for testing, where the file says so."""
+    """A file's rows x [N, …] with labels [N] as they are written; whose each is, and which are for testing, where the
+    file says so; the names of features, of a table.
+    """
 
     x: NDArray[Any]
-    y: NDArray[Any]
+    labels: NDArray[Any]
     clients: NDArray[Any] | None
     test: NDArray[np.bool_] | None
-    class_names: tuple[str, ...] = ()
-    features: tuple[str, ...] = ()  # columns of a table
+    features: tuple[str, ...] = ()
 
 
 def is_data_file(name: str) -> bool:
@@ -68,35 +56,48 @@ def from_file(
     client: str | None = None,
     split: str | None = None,
     targets: str | None = None,
+    classes: Sequence[str] | None = None,
 ) -> Dataset:
     """Training and test rows of a file, to be dealt to clients by a partition, such as `ByClient`.
 
-    `label`, `client` and `split` name its columns. Labels that are text are classes, numbered in the order of their
-    names. Where the file does not say which rows are for testing, about a fifth of them is, by a hash of each row.
-    `targets` is as for `from_clients`.
+    `label`, `client` and `split` name its columns; by default they are called so (labels of an .npz: y). `classes` are
+    the labels that there may be, in the order of their numbers. Without them, labels that are text are numbered by
+    name, as they are found: that tells which labels occur, and differential privacy does not allow it. Where the file
+    does not say which rows are for testing, about a fifth of them is, by a hash of each row. `targets` says
+    what numbers are, "real" or "classes"; by default whole ones are classes. "numbers" means "real" unless classes
+    have names; "unknown" refuses whole numbers.
     """
-    path, names = Path(path), Columns(label, client, split)
-    content = _read_npz(path, names) if path.suffix.lower() == ".npz" else _read_table(path, names)
-    test, drawn = content.test, content.test is None
-    if test is None:
-        test = draw_test(content.x)
+    path = Path(path)
+    read = _read_npz if path.suffix.lower() == ".npz" else _read_table
+    x, raw, clients, test, features = read(path, label, client, split)
+    about = {} if test is not None else {"test": "a random part of all rows"}
+    test = draw_test(x) if test is None else test
     if test.all() or not test.any():
         raise DataError(f"{path}: all rows are for {'testing' if test.all() else 'training'}, none for the other")
-    if content.class_names and targets == "real":
-        raise DataError(f"{path}: labels are text, such as {content.class_names[0][:40]!r}: classes, not real targets")
-    if targets == UNKNOWN and not content.class_names and content.y.dtype.kind != "f":
+    y, names = _numbered(path, raw, classes)
+    if targets == "unknown" and not names and y.dtype.kind != "f":
         raise DataError(f"{path}: targets are whole numbers: say whether they are real or classes (--targets real)")
-    if targets in (NUMBERS, UNKNOWN):
-        targets = "real" if targets == NUMBERS and not content.class_names else None
-    train, held = ((content.x[rows], content.y[rows]) for rows in (~test, test))
-    classes = len(content.class_names) or None
-    whole = from_clients([train], test=held, name=path.name, classes=classes, targets=targets)
-    rows = Dataset(str(path), whole.rows, whole.test_rows, whole.classes)
-    rows = replace(rows, class_names=content.class_names, feature_names=content.features, test_drawn=drawn)
-    if content.clients is None:
+    if targets == "real" or (targets == "numbers" and not names):
+        if names:
+            raise DataError(f"{path}: labels are classes, such as {names[0][:40]!r}, and not real targets")
+        y = y.astype(np.float32)
+    elif targets == "classes" and (y % 1 != 0).any():
+        raise DataError(f"{path}: targets are told to be classes, and there are numbers that are not whole")
+    elif targets == "classes":
+        y = y.astype(np.int64)
+    fed = from_clients([(x[~test], y[~test])], test=(x[test], y[test]), name=path.name, class_names=names)
+    rows = replace(
+        pooled(fed),
+        name=str(path),
+        writers=None,
+        feature_names=features,
+        classes_declared=not names or classes is not None,
+        about=about,
+    )
+    if clients is None:
         return rows
-    clients, writers = np.unique(content.clients[~test], return_inverse=True)
-    return replace(rows, writers=torch.from_numpy(writers.astype(np.int64)), client_names=tuple(map(str, clients)))
+    known, writers = np.unique(clients[~test], return_inverse=True)
+    return replace(rows, writers=torch.from_numpy(writers.astype(np.int64)), client_names=tuple(map(str, known)))
 
 
 def draw_test(x: NDArray[Any]) -> NDArray[np.bool_]:
@@ -109,65 +110,123 @@ def draw_test(x: NDArray[Any]) -> NDArray[np.bool_]:
     return test
 
 
-def _read_table(path: Path, names: Columns) -> _Content:
-    label, client, split = names.label or "label", names.client or "client", names.split or "split"
-    columns = read_table(path, (label, client, split))
-    for given in names:
-        if given is not None and given not in columns:
-            near = difflib.get_close_matches(given, columns, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise DataError(f"{path} has no column {given!r}: {hint}its columns are {listed(columns)}")
-    if label not in columns:
-        raise DataError(
-            f"{path} has no column {label!r}; its columns are {listed(columns)}: say which holds labels by "
-            "--label-column (in Python: label=)"
-        )
-    features = [name for name in columns if name not in (label, client, split)]
+def _numbered(path: Path, raw: NDArray[Any], classes: Sequence[str] | None) -> tuple[NDArray[Any], tuple[str, ...]]:
+    """(labels as numbers, the classes' names where they are named): places in `classes`, or the numbers that are
+    written, or else places among the texts that occur, sorted.
+    """
+    if classes is None:
+        for kind in (np.int64, np.float64):
+            try:
+                return raw if raw.dtype.kind in "biuf" else raw.astype(kind), ()
+            except (ValueError, OverflowError):
+                continue
+    if raw.ndim != 1:
+        raise DataError(f"{path}: labels that name classes are one per row, not {list(raw.shape)}")
+    found, y = np.unique(raw.astype(str), return_inverse=True)
+    names = tuple(map(str, found)) if classes is None else tuple(classes)
+    for name in map(str, found):
+        if name == "" or name not in names:
+            where = f"row {2 + int(np.flatnonzero(raw.astype(str) == name)[0])}"
+            raise DataError(f"{path}: {where} has the label {name[:40]!r}" + (f", none of {names}" if classes else ""))
+    if classes is None and len(names) > max(_FEW, len(raw) // 2):
+        raise DataError(f"{path}: half the rows have a label of their own: is it the column of labels?")
+    return np.array([names.index(str(name)) for name in found])[y], names
+
+
+def _read_table(path: Path, label: str | None, client: str | None, split: str | None) -> _Content:
+    """A CSV or Parquet file. Its columns of labels, clients and splits hold what is written there."""
+    named = {"label": label or "label", "client": client or "client", "split": split or "split"}
+    frame = _frame(path, [*named.values()])
+    for role, given in (("label", named["label"]), ("client", client), ("split", split)):
+        if given is not None and given not in frame:
+            columns = ", ".join([*frame.columns[:10], *(["…"] if len(frame.columns) > 10 else [])])
+            raise DataError(
+                f"{path} has no column {given!r}; its columns are {columns}: say which it is by --{role}-column "
+                f"(in Python: {role}=)"
+            )
+    features = [str(name) for name in frame if name not in named.values()]
     if not features:
-        raise DataError(f"{path} has no features: every column but {label!r}, {client!r} and {split!r} is one")
-    hint = ", unless it says whose a row is (--client-column {0}) or is the label (--label-column {0})"
-    x = np.stack([numbers(path, columns[name], hint.format(shlex.quote(name))) for name in features], axis=1)
-    y, classes = labels(path, columns[label])
-    clients = columns[client].to_numpy(str) if client in columns else None
+        raise DataError(f"{path} has no features: every column but {', '.join(named.values())} is one")
+    x = np.stack([_numbers(path, frame[name]) for name in features], axis=1)
+    texts = {role: frame[name].to_numpy(str) if name in frame else None for role, name in named.items()}
+    raw, clients, parts = texts.values()
+    assert raw is not None
     if clients is not None and (clients == "").any():
-        raise DataError(f"{path}: {rows_of(clients, '')} without a client in column {client!r}")
-    test = None
-    if split in columns:
-        test = columns[split].to_numpy(str) == "test"
-        if wrong := {*columns[split]} - {"train", "test"}:
-            raise DataError(f"{path}: column {split!r} has {min(wrong)[:40]!r}; it must be train or test")
-    return _Content(x, y, clients, test, classes, tuple(features))
+        raise DataError(f"{path}: row {2 + int((clients == '').argmax())} has no client in column {named['client']!r}")
+    if parts is not None and (wrong := {*parts} - {"train", "test"}):
+        raise DataError(f"{path}: column {named['split']!r} has {min(wrong)[:40]!r}; it must be train or test")
+    return _Content(x, raw, clients, None if parts is None else parts == "test", tuple(features))
 
 
-def _read_npz(path: Path, given: Columns) -> _Content:
-    if given.split is not None:
-        raise DataError(f"{path}: an archive's test samples are its arrays test_x and test_y, not a column")
-    label, client = given.label or "y", given.client or "client"
-    kinds: Kinds = {"x": ("biuf", None), label: ("biufU", None)}
-    more: Kinds = {client: ("biuU", 1), "test_x": ("biuf", None), "test_y": ("biufU", None)}
-    if given.client is not None:
-        kinds = {**kinds, client: more[client]}
-    arrays = read_npz(path, kinds, more)
-    x, y, clients, test = arrays["x"], arrays[label], arrays.get(client), None
-    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or (clients is not None and len(clients) != len(y)):
-        raise DataError(f"{path}: x {list(x.shape)}, y {list(y.shape)} and client must have one entry per row")
-    if ("test_x" in arrays) != ("test_y" in arrays):
-        raise DataError(f"{path}: test_x and test_y come together")
-    if "test_x" in arrays:
-        test_x, test_y = arrays["test_x"], arrays["test_y"]
-        kind = {array.dtype.kind if array.dtype.kind in "fU" else "whole" for array in (y, test_y)}
-        same = test_x.shape[1:] == x.shape[1:] and test_y.shape[1:] == y.shape[1:] and len(kind) == 1
-        if not same or len(test_x) != len(test_y):
-            raise DataError(f"{path}: test_x {list(test_x.shape)} and test_y {list(test_y.shape)} do not fit x and y")
-        test = np.arange(len(y) + len(test_y)) >= len(y)
-        if clients is not None:
-            clients = np.concatenate(
-                [clients, np.resize(clients, len(test_y))]
-            )  # test rows have no client: any will do
-        x, y = np.concatenate([x, test_x]), np.concatenate([y, test_y])
-    if y.dtype.kind != "U":
-        return _Content(x, y, clients, test)
-    if y.ndim != 1:
-        raise DataError(f"{path}: labels that are text are one per row, not {list(y.shape)}")
-    numbered, classes = named_labels(path, label, y)
-    return _Content(x, numbered, clients, test, classes)
+def _frame(path: Path, texts: Sequence[str]) -> DataFrame:
+    """What pandas reads; names, and cells of the columns `texts`, without spaces around them."""
+    try:
+        import pandas
+    except ImportError:
+        raise missing(f"{path}: a table", "data") from None
+    try:
+        # a row that is longer than the header
+        with warnings.catch_warnings(action="error", category=pandas.errors.ParserWarning):
+            if path.suffix.lower() == ".parquet":
+                frame = pandas.read_parquet(path)
+            else:
+                written = dict.fromkeys(texts, str)
+                frame = pandas.read_csv(path, dtype=written, keep_default_na=False, index_col=False)
+    except ImportError:
+        raise DataError(f"{path}: Parquet files need pyarrow; or save the table as CSV") from None
+    except Exception as error:  # whatever a broken file makes it raise
+        raise DataError(f"{path} cannot be read as a table: {' '.join(str(error).split())}") from None
+    if frame.empty:
+        raise DataError(f"{path} has no rows below its header")
+    frame.columns = frame.columns.astype(str).str.strip()
+    for name in frame.columns.intersection([*texts]):
+        frame[name] = frame[name].astype(object).fillna("").astype(str).str.strip()
+    return frame
+
+
+def _numbers(path: Path, column: Series) -> NDArray[np.float64]:
+    """A feature [N]. An error has the two lines of pandas that make numbers of what is none, as notes."""
+    import pandas
+
+    texts = column.astype(str)
+    dates = column.dtype.kind in "mM"  # of which pandas would make nanoseconds
+    found: NDArray[np.float64] = pandas.to_numeric(texts if dates else column, errors="coerce").to_numpy(
+        np.float64, na_value=np.nan
+    )
+    if not (wrong := np.isnan(found)).any():
+        return found
+    name, row, read = str(column.name), int(wrong.argmax()), f"pandas.read_{path.suffix.lower()[1:]}({path.name!r})"
+    if wrong.mean() > 0.5:
+        what = "holds text, and features must be numbers: give each value a column of its own"
+        mend = f"t = pandas.get_dummies({read}, columns=[{name!r}], dtype=int)", "t"
+    else:
+        what = f"has no number in {int(wrong.sum()):,} rows: leave them out, or fill them by fillna"
+        mend = f"t = {read}; t[{name!r}] = pandas.to_numeric(t[{name!r}], errors='coerce')", "t.dropna()"
+    error = DataError(
+        f"{path}: column {name!r} (row {row + 2} has {texts.iloc[row][:40]!r}) {what}; or say that it is the label or "
+        "the client, by --label-column or --client-column"
+    )
+    error.add_note(f"  {mend[0]}\n  {mend[1]}.to_csv('mended.csv', index=False)")
+    raise error
+
+
+def _read_npz(path: Path, *columns: str | None) -> _Content:
+    if any(columns):
+        raise DataError(f"{path}: an archive has no columns; its arrays are x, y, client, test_x and test_y")
+    arrays = read_npz(path, ("x", "y"), ("client", "test_x", "test_y"))
+    x, y, clients, test = arrays["x"], arrays["y"], arrays.get("client"), None
+    try:
+        if "test_x" in arrays or "test_y" in arrays:
+            held = arrays["test_y"]
+            if (y.dtype.kind == "f") != (held.dtype.kind == "f"):
+                raise ValueError("one of y and test_y is real")
+            test = np.arange(len(y) + len(held)) >= len(y)
+            x, y = np.concatenate([x, arrays["test_x"]]), np.concatenate([y, held])
+            if clients is not None:  # test rows have no client: any will do
+                clients = np.concatenate([clients, np.resize(clients, len(held))])
+        if len(x) != len(y) or (clients is not None and clients.shape != y.shape[:1]):
+            raise ValueError("there must be one entry per row")
+    except (ValueError, TypeError, KeyError) as error:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+        raise DataError(f"{path}: the arrays {shapes} do not fit together: {error}") from None
+    return _Content(x, y, clients, test)

@@ -17,8 +17,6 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, DataError
 from ntkfl.options import Options
 
-_ROWS = 4096  # held in float64 at once
-
 
 @dataclass(frozen=True, eq=False)
 class Moments:
@@ -42,11 +40,12 @@ class Moments:
 
     @property
     def mean(self) -> Tensor:
+        """Σ x / n, [features] in float64."""
         return self.sums / self.samples
 
     @property
     def std(self) -> Tensor:
-        """1 where a feature never varies, as far as sums can tell."""
+        """√(Σ x² / n − mean²), [features] in float64; 1 where a feature never varies, as far as sums can tell."""
         variance = self.squares / self.samples - self.mean.square()
         varies = variance > 1e-12 * self.squares / self.samples
         return torch.where(varies, variance.clamp(min=0).sqrt(), 1.0)
@@ -68,6 +67,7 @@ class Standardization(Options):
 
     @staticmethod
     def of(moments: Moments) -> Standardization:
+        """The mean and std that these sums give."""
         return Standardization(mean=tuple(moments.mean.tolist()), std=tuple(moments.std.tolist()))
 
     def standardize(self, x: Tensor) -> Tensor:
@@ -80,7 +80,4 @@ class Standardization(Options):
             )
         shape = (-1, 1, 1) if x.ndim == 4 else (-1,)
         mean, std = (torch.tensor(v, dtype=torch.float64, device=x.device).view(shape) for v in (self.mean, self.std))
-        out = torch.empty_like(x)
-        for at in range(0, len(x), _ROWS):
-            out[at : at + _ROWS] = (x[at : at + _ROWS].double() - mean) / std
-        return out
+        return ((x.double() - mean) / std).to(x.dtype)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
-from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ntkfl.errors import ConfigError, DataError, unknown
+from ntkfl.errors import ConfigError, DataError
 
 Indices: TypeAlias = NDArray[np.int64]
-Reading: TypeAlias = Literal["composition", "shares"]
 
 
 class Partition(ABC):
@@ -29,23 +26,20 @@ class Partition(ABC):
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:
         """Each client's rows as increasing indices into labels [N]; no client is empty. Randomness from `rng` alone."""
 
+    def __post_init__(self) -> None:
+        for name, value in self.describe().items():
+            if isinstance(value, int | float) and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be a number above 0, not {value!r}")
+
     def describe(self) -> dict[str, object]:
         """The options in plain values; those left unset are left out."""
-        options = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
-        return {"kind": self.kind} | {name: value for name, value in plain.items() if value is not None}
+        return {"kind": self.kind} | {name: value for name, value in vars(self).items() if value is not None}
 
     @property
     def text(self) -> str:
         """In words, for titles and tables: the kind and its options, without the number of clients."""
         given = {name: value for name, value in self.describe().items() if name not in ("kind", "clients")}
         return ", ".join([self.kind, *(f"{name} {value}" for name, value in given.items())]).replace("_", " ")
-
-
-def check_positive(name: str, value: object) -> None:
-    """Raise unless `value` is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}")
 
 
 def check_enough(rows: int, clients: int, each: int = 1) -> None:
@@ -56,13 +50,11 @@ def check_enough(rows: int, clients: int, each: int = 1) -> None:
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Every client m draws a class mix q_m ~ Dir(α, …, α); small alpha gives few classes a client, large alpha IID.
+    """Client m's samples have a class mix q_m ~ Dir(α, …, α) (Hsu, Qi & Brown 2019); a small alpha gives a client few
+    classes, a large one IID.
 
-    reading="composition" (Hsu, Qi & Brown 2019): client m's samples have the class mix q_m. By default clients are
-    disjoint, use all N rows and have sizes equal to within one: where a class runs dry, q_m is renormalised over the
-    classes left. With overlap=True each client draws from whole classes, so images are shared between clients, and
-    takes ⌊q_m · N/clients⌋ of each class, so it has a few less than N/clients.
-    reading="shares": the images of class c are split between clients in proportion to q_{m,c}; disjoint, sizes vary.
+    Clients are disjoint, use all N rows and have sizes equal to within one: where a class runs dry, q_m is renormalised
+    over the classes left.
     """
 
     kind: ClassVar[str] = "dirichlet"
@@ -70,34 +62,16 @@ class Dirichlet(Partition):
 
     clients: int
     alpha: float
-    reading: Reading = "composition"
-    overlap: bool = False
-
-    def __post_init__(self) -> None:
-        check_positive("clients", self.clients)
-        if isinstance(self.alpha, bool) or not isinstance(self.alpha, Real) or not 0 < self.alpha < math.inf:
-            raise ConfigError(f"alpha must be a number above 0, not {self.alpha!r}")
-        if self.reading not in get_args(Reading):
-            raise unknown("reading", self.reading, get_args(Reading))
-        if self.overlap and self.reading == "shares":
-            raise ConfigError("overlap needs reading 'composition': shares split each class, so clients are disjoint")
 
     @property
     def text(self) -> str:
-        """In words: α and the reading, which make very different clients of one α."""
-        return f"Dirichlet α = {self.alpha:g}, {self.reading}{', overlapping' if self.overlap else ''}"
+        return f"Dirichlet α = {self.alpha:g}"
 
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:
         check_enough(len(labels), self.clients)
         pools = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
         log_mix = log_dirichlet(self.alpha, (self.clients, len(pools)), rng)
-        if self.reading == "shares":
-            shares = shares_reading(pools, log_mix, rng)
-        elif self.overlap:
-            shares = _overlapping(pools, log_mix, rng)
-        else:
-            shares = disjoint(pools, log_mix, rng)
-        return [np.sort(share) for share in shares]
+        return [np.sort(share) for share in deal(pools, log_mix, rng)]
 
 
 def log_dirichlet(alpha: float, shape: tuple[int, int], rng: np.random.Generator) -> NDArray[np.float64]:
@@ -115,14 +89,13 @@ def log_dirichlet(alpha: float, shape: tuple[int, int], rng: np.random.Generator
     return log_mix
 
 
-def _softmax(logits: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    weights: NDArray[np.float64] = np.exp(logits - logits.max(axis=axis, keepdims=True))
-    weights /= weights.sum(axis=axis, keepdims=True)
-    return weights
+def deal(pools: list[Indices], log_mix: NDArray[np.float64], rng: np.random.Generator) -> list[Indices]:
+    """Deal shuffled pools of rows, one a class, out without replacement: every client to its full size, by its mix
+    exp(log_mix[client]) over classes.
 
-
-def disjoint(pools: list[Indices], log_mix: NDArray[np.float64], rng: np.random.Generator) -> list[Indices]:
-    """Deal shuffled pools out without replacement, every client to its full size."""
+    Every round of the inner loop draws the client's missing rows from a multinomial over the classes that have some
+    left, and takes no more of a class than there are. It ends, since each round empties a class or fills the client.
+    """
     clients, rows = len(log_mix), sum(map(len, pools))
     left = np.array([len(pool) for pool in pools])
     shares: list[Indices] = [np.empty(0, np.int64)] * clients
@@ -132,41 +105,12 @@ def disjoint(pools: list[Indices], log_mix: NDArray[np.float64], rng: np.random.
         start = left.copy()
         while missing:
             # Draws beyond a pool are drawn again from the classes left: the same as Hsu's one by one, only faster.
-            mix = _softmax(np.where(left > 0, log_mix[client], -np.inf), axis=0)
-            drawn = np.minimum(rng.multinomial(missing, mix), left)
+            logits = np.where(left > 0, log_mix[client], -np.inf)
+            mix = np.exp(logits - logits.max())
+            drawn = np.minimum(rng.multinomial(missing, mix / mix.sum()), left)
             left -= drawn
             missing -= int(drawn.sum())
         shares[client] = np.concatenate([pool[b:a] for pool, a, b in zip(pools, start, left, strict=True)])
-    return shares
-
-
-def _overlapping(pools: list[Indices], log_mix: NDArray[np.float64], rng: np.random.Generator) -> list[Indices]:
-    """Every client draws from the whole of each class, without replacement inside the client."""
-    sizes = np.array([len(pool) for pool in pools])
-    each = int(sizes.sum()) // len(log_mix)
-    shares = []
-    for mix in np.exp(log_mix):
-        counts = np.minimum(np.floor(mix * each).astype(np.int64), sizes)
-        if not counts.any():
-            counts[mix.argmax()] = 1
-        drawn = [rng.choice(pool, n, replace=False) for pool, n in zip(pools, counts, strict=True)]
-        shares.append(np.concatenate(drawn))
-    return shares
-
-
-def shares_reading(pools: list[Indices], log_mix: NDArray[np.float64], rng: np.random.Generator) -> list[Indices]:
-    """Cut every shuffled class at the clients' cumulated shares; an empty client gets one row of the largest client."""
-    weights = _softmax(log_mix, axis=0)
-    parts = []
-    for pool, weight in zip(pools, weights.T, strict=True):
-        cuts = np.rint(np.cumsum(weight)[:-1] * len(pool)).astype(np.int64)
-        parts.append(np.split(pool, cuts))
-    shares = [np.concatenate(part) for part in zip(*parts, strict=True)]
-    for empty in [client for client, share in enumerate(shares) if len(share) == 0]:
-        largest = max(range(len(shares)), key=lambda client: len(shares[client]))
-        row = rng.integers(len(shares[largest]))
-        shares[empty] = shares[largest][row : row + 1]
-        shares[largest] = np.delete(shares[largest], row)
     return shares
 
 
@@ -177,9 +121,6 @@ class IID(Partition):
     kind: ClassVar[str] = "iid"
 
     clients: int
-
-    def __post_init__(self) -> None:
-        check_positive("clients", self.clients)
 
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:
         check_enough(len(labels), self.clients)
@@ -195,10 +136,6 @@ class Shards(Partition):
 
     clients: int
     per_client: int = 2
-
-    def __post_init__(self) -> None:
-        check_positive("clients", self.clients)
-        check_positive("per_client", self.per_client)
 
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:
         count = self.clients * self.per_client
@@ -222,11 +159,6 @@ class ByWriter(Partition):
     clients: int | None = None
     min_samples: int = 16
 
-    def __post_init__(self) -> None:
-        if self.clients is not None:
-            check_positive("clients", self.clients)
-        check_positive("min_samples", self.min_samples)
-
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:
         if writers is None:
             raise DataError("this dataset does not say who wrote its rows: partition by writer needs femnist")
@@ -238,10 +170,7 @@ class ByWriter(Partition):
                 f"{wanted} clients asked for, but {len(chosen)} writers have at least {self.min_samples} samples: "
                 "ask for fewer, or lower min_samples"
             )
-        chosen = np.sort(rng.choice(chosen, wanted, replace=False))
-        order = np.argsort(writers, kind="stable")  # groups writers, keeps rows increasing within each
-        first, last = (np.searchsorted(writers[order], chosen, side=side) for side in ("left", "right"))
-        return [order[a:b] for a, b in zip(first, last, strict=True)]
+        return [np.flatnonzero(writers == name) for name in np.sort(rng.choice(chosen, wanted, replace=False))]
 
 
 @dataclass(frozen=True)
@@ -261,18 +190,3 @@ class ByClient(Partition):
 
 
 PARTITIONS: dict[str, type[Partition]] = {cls.kind: cls for cls in (Dirichlet, ByWriter, IID, Shards, ByClient)}
-
-
-def make(kind: str, options: Mapping[str, Any]) -> Partition:
-    """The partition named `kind` with `options`; an option that it does not have is an error, not ignored."""
-    if kind not in PARTITIONS:
-        raise unknown("partition", kind, PARTITIONS)
-    cls = PARTITIONS[kind]
-    known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"{name} is no option of partition {kind!r}: it takes {', '.join(known)}")
-    for name, field in known.items():
-        if name not in options and field.default is MISSING:
-            raise ConfigError(f"partition {kind!r} needs {name}")
-    return cls(**options)

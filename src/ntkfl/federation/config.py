@@ -7,7 +7,7 @@ make objects of them, once per run, and `spelled_out` writes every setting into 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +17,8 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from ntkfl.data import NAMES, Federated
-from ntkfl.data.files import NUMBERS, UNKNOWN, Columns, is_data_file
-from ntkfl.data.partitions import PARTITIONS, Partition, make
+from ntkfl.data.files import is_data_file
+from ntkfl.data.partitions import PARTITIONS, Partition
 from ntkfl.data.sources import FORMS, is_own, open_dataset
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.byzantine import Byzantine
@@ -27,7 +27,7 @@ from ntkfl.methods import METHODS, Method
 from ntkfl.methods.base import suited_model
 from ntkfl.methods.combinations import settle
 from ntkfl.methods.robust import Robust
-from ntkfl.models import MODELS, digest, head, lora
+from ntkfl.models import MODELS, digest, head
 from ntkfl.options import NONE, Options, written
 from ntkfl.privacy.settings import Privacy
 from ntkfl.safe_parse import read_toml
@@ -50,10 +50,6 @@ class DataConfig(Options):
     partition: str = Field("dirichlet", description=", ".join(PARTITIONS))
     clients: int = Field(300, ge=1, description="clients in all")
     alpha: float = Field(0.1, gt=0, description="Dirichlet concentration, above 0: smaller is more heterogeneous")
-    reading: Literal["composition", "shares"] = Field(
-        "composition", description="of the Dirichlet draw: composition or shares"
-    )
-    overlap: bool = Field(False, description="clients may hold the same images, as in the authors' files")
     shards_per_client: int = Field(2, ge=1, description="of partition shards")
     min_samples: int = Field(16, ge=1, description="of partition writer: those with fewer samples are left out")
     standardize: bool = Field(
@@ -64,7 +60,9 @@ class DataConfig(Options):
         None, description="of a file: the column that says whose a row is; default: client"
     )
     split_column: str | None = Field(None, description="of a file: the column of train and test; default: split")
-
+    classes: tuple[str, ...] | None = Field(
+        None, description="of a file or folder: the labels there may be, in their order; default: those found"
+    )
     targets: Literal["real", "classes"] | None = Field(
         None, description="of a file: what whole numbers are, real or classes; default: as the loss has it"
     )
@@ -81,15 +79,11 @@ class DataConfig(Options):
             raise unknown("dataset", self.dataset, (*NAMES, *FORMS))
         if self.partition not in PARTITIONS:
             raise unknown("partition", self.partition, PARTITIONS)
-        if not is_data_file(self.dataset) and (flags := self.columns.flags()):
-            raise ConfigError(f"{flags.split()[0]} names a column of a file, and {self.dataset} is none")
-        if not is_data_file(self.dataset) and self.targets is not None:
-            raise ConfigError(f"targets says what whole numbers of a file are, and {self.dataset} is none")
-
-    @property
-    def columns(self) -> Columns:
-        """What a file calls the columns that are no features."""
-        return Columns(self.label_column, self.client_column, self.split_column)
+        given = [name for name in ("label_column", "client_column", "split_column", "targets") if getattr(self, name)]
+        if given and not is_data_file(self.dataset):
+            raise ConfigError(f"{given[0]} is of a file, and {self.dataset} is none")
+        if self.classes is not None and not is_own(self.dataset):
+            raise ConfigError(f"classes are of a file or folder, and {self.dataset} has its own")
 
     @property
     def own(self) -> bool:
@@ -106,10 +100,10 @@ class DataConfig(Options):
         """The partition, given those of these options that it takes."""
         values = self.model_dump() | {"per_client": self.shards_per_client}
         takes = fields(PARTITIONS[self.partition])  # type: ignore[arg-type]  # every partition is a dataclass
-        return make(self.partition, {field.name: values[field.name] for field in takes})
+        return PARTITIONS[self.partition](**{field.name: values[field.name] for field in takes})
 
 
-_PRETRAINED = ("backbone", "head", "trainable", "lora", "lora_rank", "drop", "pool", "digest")
+_PRETRAINED = ("backbone", "head", "trainable", "drop", "pool", "digest")
 _HIDDEN = (100,)  # widths of a perceptron's hidden layers, where nothing is said
 
 
@@ -120,8 +114,6 @@ class ModelConfig(Options):
     backbone: str | None = Field(None, description="package.module:factory of a pretrained network, given the options")
     head: tuple[int, ...] | None = Field(None, description="hidden widths of a backbone's head; default: none, linear")
     trainable: tuple[str, ...] | None = Field(None, description="what trains, as patterns of names; default: head")
-    lora: tuple[str, ...] | None = Field(None, description="linear layers of the backbone that get adapters, patterns")
-    lora_rank: int | None = Field(None, ge=1, description="of adapters; default: 8")
     drop: str | None = Field(None, description="the backbone's submodule to leave out, such as its classifier")
     pool: str | None = Field(None, description="positions of the backbone's output: mean (default) or first")
     digest: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="sha256 that the backbone must have")
@@ -312,8 +304,6 @@ def _adapted(
         raise ConfigError(
             f"the backbone's weights differ from the agreed ones: {found[:12]}…, not {config.digest[:12]}…"
         )
-    if config.lora is not None:
-        backbone = lora(backbone, config.lora_rank or 8, config.lora)
     given = {name: getattr(config, name) for name in ("trainable", "drop", "pool")}
     given = {name: value for name, value in given.items() if value is not None}
     return head(backbone, outputs, inputs=inputs, hidden=config.head or (), **given)
@@ -336,20 +326,23 @@ def load_data(config: RunConfig) -> Federated:
                 f"{config.data.dataset!r} must give clients (ntkfl.data.from_clients), not {type(data).__name__}"
             )
     else:
-        dataset, shared = open_dataset(config.data.dataset, config.data.columns, _targets(config)), None
+        dataset, shared = open_dataset(config.data.dataset, **_of_file(config)), None
         if fraction > 0:  # of what clients hold, so of all rows it is fraction / (1 + fraction)
             dataset, *taken = dataset.without(fraction / (1 + fraction), seed=config.seed)
             shared = (taken[0], taken[1])
         data = dataset.partition(config.data.how(), seed=config.seed)
-        data = data if shared is None else data.with_shared(*shared)
+        data = replace(data, shared=shared)
     return data.standardized() if config.data.standardize else data
 
 
-def _targets(config: RunConfig) -> str | None:
-    """What whole numbers of a file are, where nobody said it: by the loss, unless that is its user's own."""
-    if config.data.targets or not is_data_file(config.data.dataset):
-        return config.data.targets
-    return {"mse": NUMBERS, "ce": None}.get(loss_name(config.built_method.loss), UNKNOWN)
+def _of_file(config: RunConfig) -> dict[str, Any]:
+    """How a file or folder is read. Where nobody says what numbers are, squared error makes them real targets."""
+    own, data = dict[str, Any](classes=config.data.classes), config.data
+    if is_data_file(data.dataset):
+        numbers = {"mse": "numbers", "ce": None}.get(loss_name(config.built_method.loss), "unknown")
+        own |= {"label": data.label_column, "client": data.client_column, "split": data.split_column}
+        own |= {"targets": data.targets or numbers}
+    return own
 
 
 def spelled_out(config: RunConfig) -> dict[str, Any]:

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ntkfl.data.from_arrays import Array, read_source
 from ntkfl.data.moments import Standardization
-from ntkfl.data.torch_data import TorchData
+from ntkfl.data.own import Array, TorchData, read_source
 from ntkfl.errors import DataError, ModelError, NTKFLError, RunFolderError, TrustError
 from ntkfl.federation.config import ModelConfig, build_method, build_network, method_code
 from ntkfl.federation.run_folder import Record, RunFolder

@@ -19,7 +19,6 @@ from torch import nn
 
 from ntkfl.data import NAMES, Federated
 from ntkfl.data.moments import Standardization
-from ntkfl.data.scales import scale_advice
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.federation.byzantine import Byzantine
@@ -186,6 +185,11 @@ class Simulation:
             raise ConfigError(
                 "standardising tells the server each client's mean and deviation, which these settings would hide: "
                 "leave standardize out, or scale inputs by public numbers"
+            )
+        if self.privacy.epsilon is not None and not data.classes_declared:
+            raise ConfigError(
+                "differential privacy needs the classes to be declared: collected from the labels, they tell which "
+                'labels occur; give them as classes = ["a", "b"] under [data] (in Python: from_file(…, classes=…))'
             )
         if self.method.loss == "ce" and data.classes is None:
             raise ConfigError("loss 'ce' needs class labels, but the targets are real-valued: use loss 'mse'")
@@ -372,7 +376,6 @@ class Simulation:
                 f"delta = {self.privacy.delta:g} allows publishing one {unit} of the {protected} there "
                 f"are: take a delta far below {1 / protected:.1g}"
             )
-        lines += scale_advice(self.all_data, self.privacy.hides_clients)
         most = self.privacy.sum_samples
         counted = self.privacy.secure_sum and by_samples(self.method) and unit == "record"
         if large := sum(size > most for size in sizes) if counted else 0:
@@ -385,7 +388,7 @@ class Simulation:
         """What to say of labels where squared error may be meant for regression."""
         if self.method.loss != "mse" or self.data.classes is None or self.data.class_names or self.data.name in NAMES:
             return ""
-        return "whole-number targets are classes here: for regression make them with targets='real' (--targets real)"
+        return "whole-number targets are classes here: for regression make floats of them (of a file: --targets real)"
 
     def _check_model(self, x: torch.Tensor) -> None:
         """Fail before the first round where the model cannot be trained on inputs such as x [n, …]."""
@@ -460,7 +463,9 @@ class Progress:
             reached = "" if loss is None else f", test loss {loss:.4g}"
             if accuracy is not None:
                 reached = f", test accuracy {percent(accuracy)}"
-            self._bar.round(record, timing, what=f"round {record['round']} of {self._bar.total}{reached}")
+            if not self._bar.done:  # the first round heard of is a later one where a run was resumed
+                self._bar.done = self._bar.skipped = record["round"] - 1
+            self._bar.end(what=f"round {record['round']} of {self._bar.total}{reached}")
 
     def on_end(self) -> None:
         if self._bar is not None:

@@ -17,15 +17,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from torch import Tensor, nn
 
 from ntkfl.crypto.context import bind
-from ntkfl.data.from_arrays import Array, checked_pair
-from ntkfl.data.torch_data import Pair, TorchData, read_torch, varies
+from ntkfl.data.own import Array, Pair, TorchData, checked_pair, read_torch
 from ntkfl.errors import ConfigError, DataError, ModelError, Refused
 from ntkfl.federation.client import Client, Memory, SeededRandomness, seeded_torch, split_frozen
 from ntkfl.federation.policy import Agreed, Site, Terms, noisy
 from ntkfl.flower import network
 from ntkfl.flower.records import FROZEN, Notes, content, note, notes_of, payload_of
 from ntkfl.methods import Method, State, Task
-from ntkfl.methods.base import kinds_of
 from ntkfl.privacy.randomness import KEY_BYTES, Randomness
 from ntkfl.tangent.parameters import eager, flatten, full_precision
 from ntkfl.wire import Message as WireMessage
@@ -85,8 +83,6 @@ def reply(
 
         def answer() -> bytes:
             x, y = _placed(*_read(data, batch), fitted, agreed, terms, through)
-            if (asked.round, exchange) == (1, 0) and "update" not in kinds_of(method) and _changes(data, batch):
-                log.warning("samples change when they are read again: %s takes one draw of each a round", method.name)
             # Where noise is real, features are not cached: the server may have sent the frozen part, and a batch of
             # samples is rounded together.
             private = noisy(privacy) and seed is None
@@ -139,11 +135,6 @@ def _read(data: TorchData | tuple[Array, Array], batch: Pair | None) -> Batch:
     pair = data if isinstance(data, tuple | list) else read_torch("this client's data", data, batch)
     whole = str(getattr(pair[0], "dtype", "")).rpartition(".")[2] in ("int32", "int64")
     return checked_pair("this client's data", pair, tokens=whole)
-
-
-def _changes(data: TorchData | tuple[Array, Array], batch: Pair | None) -> bool:
-    """Whether samples are others each time they are read, as by random augmentation."""
-    return not isinstance(data, tuple | list) and varies(data, batch)
 
 
 def _fitted(model: nn.Module, method: Method, terms: Terms, msg: Message, context: Context) -> nn.Module | None:

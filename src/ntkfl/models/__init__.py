@@ -11,13 +11,10 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from ntkfl.models.backbone import digest, freeze, head
-from ntkfl.models.convolutional import cnn, resnet
-from ntkfl.models.lora import lora, merge
-from ntkfl.models.perceptron import mlp
-from ntkfl.models.sequence import gru, transformer
+from ntkfl.models.networks import cnn, gru, mlp, resnet, transformer
 
 __all__ = [
-    "MODELS", "cnn", "digest", "freeze", "gru", "head", "lora", "merge", "mlp", "resnet", "transformer",
+    "MODELS", "cnn", "digest", "freeze", "gru", "head", "mlp", "resnet", "transformer",
 ]  # fmt: skip
 
 

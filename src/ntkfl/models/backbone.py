@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ntkfl.errors import ConfigError, ModelError
-from ntkfl.models.lora import is_adapter
-from ntkfl.models.perceptron import mlp
+from ntkfl.models.networks import mlp
 
 POOLS = ("mean", "first")
 
@@ -95,26 +94,19 @@ def head(
 
 
 def freeze(model: nn.Module, trainable: Sequence[str]) -> None:
-    """Train what the patterns name, and adapters (`lora`), and nothing else. In place.
+    """Train what the patterns name and nothing else. In place.
 
-    A pattern is the name of a parameter or of a submodule, with * and ? as in file names; names inside a backbone need
+    A pattern is the name of a parameter or of a submodule, with * and ? as in file names; names inside a backbone have
     no prefix: ["head", "layer4.*"].
     """
-    used = set()
-    for name, p in model.named_parameters():
-        matching = [pattern for pattern in trainable if _matches(name, pattern)]
-        used.update(matching)
-        p.requires_grad_(bool(matching) or is_adapter(name))
-    if unused := [pattern for pattern in trainable if pattern not in used]:
-        names = [name.removeprefix("backbone.network.") for name, _ in model.named_parameters()]
-        names = names if len(names) < 7 else [*names[:3], "…", *names[-3:]]
-        raise ModelError(f"no weight is called {unused[0]!r}: names are {', '.join(names)}")
-
-
-def _matches(name: str, pattern: str) -> bool:
-    """Whether a parameter, or a module that it is in, has a name of this pattern."""
-    short = name.removeprefix("backbone.network.")
-    return any(fnmatchcase(known, p) for known in (name, short) for p in (pattern, f"{pattern}.*"))
+    parameters = {name.removeprefix("backbone.network."): p for name, p in model.named_parameters()}
+    model.requires_grad_(False)
+    for pattern in trainable:
+        named = [name for name in parameters if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")]
+        if not named:
+            raise ModelError(f"no weight is called {pattern!r}; the last are {', '.join([*parameters][-6:])}")
+        for name in named:
+            parameters[name].requires_grad_(True)
 
 
 def digest(model: nn.Module) -> str:
@@ -135,8 +127,7 @@ def _count(front: Backbone, inputs: Sequence[int] | None) -> int:
         with torch.no_grad():
             found = front(torch.zeros(1, *inputs, dtype=like.dtype, device=like.device))
     except Exception as error:  # whatever a user's network raises
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        reason += flat_hint(inputs, reason)
+        reason = str(error).partition("\n")[0]
         raise ModelError(f"the backbone fails on an input of shape {list(inputs)}: {reason}") from error
     return int(found.shape[1])
 
@@ -164,10 +155,3 @@ def _pooled(out: Tensor, pool: str) -> Tensor:
     if pool == "first":
         raise ConfigError("pool 'first' takes a sequence's first token, and this backbone gives images")
     return out.flatten(2).mean(2)
-
-
-def flat_hint(inputs: Sequence[int], reason: str) -> str:
-    """What to add to an error where a network wants images and gets a table's rows."""
-    if len(inputs) != 1 or "conv" not in reason:
-        return ""
-    return "; rows of a table are flat: begin the network with nn.Unflatten(1, (channels, height, width))"

@@ -20,7 +20,7 @@ from torch.func import grad, vmap
 
 from ntkfl.errors import ConfigError, ModelError
 from ntkfl.models.backbone import Adapted, head
-from ntkfl.models.perceptron import mlp
+from ntkfl.models.networks import mlp
 from ntkfl.tangent.parameters import call_with, column_slices, evaluating, trainable
 
 _NUMBERS = 2**24  # derivatives held at once

@@ -1,0 +1,254 @@
+"""Networks to begin with: a perceptron, convolutions over images, and sequences.
+
+Each builder but `mlp` takes the shape of one input and the number of outputs. Linear and convolutional layers begin
+with He's normal weights (fan-in), as is usual with rectified units, and zero biases; recurrent networks and
+transformers as their fields have it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ntkfl.errors import ConfigError
+
+
+def mlp(*sizes: int, gain: float = 1.0, bias: float = 0.0) -> nn.Sequential:
+    """A multilayer perceptron with ReLU between layers: `mlp(784, 100, 10)` is the paper's network.
+
+    Kaiming initialisation (normal, fan-in) with zero biases. Inputs of any shape are flattened first. The first layer's
+    weights are multiplied by `gain`, and its biases begin at `bias`.
+    """
+    if len(sizes) < 2 or any(not isinstance(n, int) or n < 1 for n in sizes):
+        raise ConfigError(f"a perceptron needs at least an input and an output size, all positive; got {list(sizes)}")
+    layers: list[nn.Module] = [nn.Flatten()]
+    for n_in, n_out in itertools.pairwise(sizes):
+        linear = nn.Linear(n_in, n_out)
+        _initialise(linear)
+        if len(layers) == 1:
+            with torch.no_grad():
+                linear.weight.mul_(gain)
+                linear.bias.fill_(bias)
+        layers += [linear, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _initialise(model: nn.Module) -> None:
+    """He's normal weights (fan-in) and zero biases, in place."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+# Images
+
+
+def cnn(inputs: Sequence[int], outputs: int, channels: Sequence[int] = (16, 32), width: int = 64) -> nn.Sequential:
+    """Two strided convolutions and two linear layers: `cnn((1, 28, 28), 10)` has 57 thousand weights.
+
+    5×5 with stride 2 to `channels[0]`, 3×3 with stride 2 to `channels[1]`, linear to `width`, linear to the outputs.
+    """
+    c, height, broad = _image(inputs)
+    first, second = channels
+    for size, stride in ((5, 2), (3, 2)):
+        height, broad = (height - size) // stride + 1, (broad - size) // stride + 1
+    if min(height, broad) < 1:
+        raise ConfigError(f"inputs of shape {list(inputs)} are too small for this network: at least 9 × 9 are needed")
+    model = nn.Sequential(
+        nn.Conv2d(c, first, 5, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(first, second, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(second * height * broad, width),
+        nn.ReLU(),
+        nn.Linear(width, outputs),
+    )
+    _initialise(model)
+    return model
+
+
+class _Residual(nn.Module):
+    """x + conv(relu(norm(conv(relu(norm(x)))))), the skip strided and widened where the block is."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.GroupNorm(_groups(before), before),
+            nn.ReLU(),
+            nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False),
+            nn.GroupNorm(_groups(after), after),
+            nn.ReLU(),
+            nn.Conv2d(after, after, 3, padding=1, bias=False),
+        )
+        same = before == after and stride == 1
+        self.skip = nn.Identity() if same else nn.Conv2d(before, after, 1, stride=stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.skip(x) + self.body(x)
+        return out
+
+
+class _Average(nn.Module):
+    """Over all positions: [N, C, H, W] -> [N, C]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
+def resnet(inputs: Sequence[int], outputs: int, channels: Sequence[int] = (16, 32, 64)) -> nn.Sequential:
+    """A small residual network, one block a stage, halved between stages: `resnet((3, 32, 32), 10)` has 78 thousand
+    weights.
+
+    Group normalisation in place of batch normalisation: it treats every sample alone, as a sample-wise Jacobian must,
+    and keeps no statistics that clients could differ in.
+    """
+    c, height, broad = _image(inputs)
+    if min(height, broad) < 2 ** (len(channels) - 1):
+        raise ConfigError(f"inputs of shape {list(inputs)} are too small for {len(channels)} stages")
+    layers: list[nn.Module] = [nn.Conv2d(c, channels[0], 3, padding=1, bias=False)]
+    before = channels[0]
+    for i, after in enumerate(channels):
+        layers.append(_Residual(before, after, 1 if i == 0 else 2))
+        before = after
+    layers += [nn.GroupNorm(_groups(before), before), nn.ReLU(), _Average(), nn.Linear(before, outputs)]
+    model = nn.Sequential(*layers)
+    _initialise(model)
+    return model
+
+
+def _image(inputs: Sequence[int]) -> tuple[int, int, int]:
+    if len(inputs) != 3:
+        raise ConfigError(f"a convolutional network takes images [channels, height, width], not {list(inputs)}")
+    c, height, broad = inputs
+    return c, height, broad
+
+
+def _groups(channels: int) -> int:
+    """Of group normalisation: the largest of 8, 4, 2, 1 that divides the channels."""
+    return next(n for n in (8, 4, 2, 1) if channels % n == 0)
+
+
+# Sequences: images row by row, or tokens
+
+
+class _Steps(nn.Module):
+    """Inputs as sequences of vectors [N, T, features]: an image [C, H, W] gives its H rows of C·W numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.movedim(1, 2).flatten(2) if x.ndim == 4 else x
+
+
+class _Recurrent(nn.Module):
+    """head(h_T) of a GRU's last state h_T [N, width]."""
+
+    def __init__(self, front: nn.Module, features: int, outputs: int, width: int) -> None:
+        super().__init__()
+        self.front = front
+        self.recurrent = nn.GRU(features, width, batch_first=True)
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.recurrent(self.front(x))
+        out: Tensor = self.head(states[:, -1])
+        return out
+
+
+def gru(inputs: Sequence[int], outputs: int, width: int = 64, vocabulary: int | None = None) -> nn.Module:
+    """A gated recurrent network that reads an image row by row, or tokens, and answers at the end.
+
+    Glorot weights into the gates, orthogonal ones from step to step, zero biases. With a `vocabulary`, inputs are token
+    numbers [T].
+    """
+    front, features, _ = _front(inputs, vocabulary, width)
+    model = _Recurrent(front, features, outputs, width)
+    for name, p in model.recurrent.named_parameters():
+        for gate in p.detach().chunk(3):
+            if name.startswith("bias"):
+                nn.init.zeros_(gate)
+            else:
+                (nn.init.xavier_uniform_ if "ih" in name else nn.init.orthogonal_)(gate)
+    nn.init.xavier_uniform_(model.head.weight)
+    nn.init.zeros_(model.head.bias)
+    return model
+
+
+class _Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.before_attention, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.before_attention(x)
+        x = x + self.attention(h, h, h, need_weights=False)[0]
+        out: Tensor = x + self.mlp(self.before_mlp(x))
+        return out
+
+
+class _Transformer(nn.Module):
+    """head(mean over positions of norm(blocks(front(x) + position)))."""
+
+    def __init__(self, front: nn.Module, steps: int, outputs: int, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.front = front
+        self.position = nn.Parameter(0.02 * torch.randn(steps, width))
+        self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.norm(self.blocks(self.front(x) + self.position)).mean(1))
+        return out
+
+
+def transformer(
+    inputs: Sequence[int],
+    outputs: int,
+    width: int = 32,
+    heads: int = 4,
+    layers: int = 1,
+    vocabulary: int | None = None,
+) -> nn.Module:
+    """A small transformer encoder over an image's rows, or tokens, averaged over positions at the end.
+
+    Learned positions; normalisation before each part; linear weights of standard deviation 0.02, zero biases, output
+    projections smaller by √(2 layers). With a `vocabulary`, inputs are token numbers [T].
+    """
+    if width % heads:
+        raise ConfigError(f"the width of a transformer must be a multiple of its {heads} heads, got {width}")
+    front, features, steps = _front(inputs, vocabulary, width)
+    if vocabulary is None:
+        front = nn.Sequential(front, nn.Linear(features, width))
+    model = _Transformer(front, steps, outputs, width, heads, layers)
+    for name, p in model.named_parameters():
+        if p.ndim == 2 and "position" not in name:
+            small = name.endswith(("out_proj.weight", "mlp.2.weight"))
+            nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if small else 0.02)
+        elif name.endswith("bias"):
+            nn.init.zeros_(p)
+    if vocabulary is None:
+        nn.init.kaiming_normal_(front[1].weight, nonlinearity="linear")  # type: ignore[index]  # rows are no tokens
+    return model
+
+
+def _front(inputs: Sequence[int], vocabulary: int | None, width: int) -> tuple[nn.Module, int, int]:
+    """(what makes vectors of inputs, their features, how many there are)."""
+    if vocabulary is not None:
+        if len(inputs) != 1:
+            raise ConfigError(f"tokens are sequences of numbers [T], not {list(inputs)}")
+        return nn.Embedding(vocabulary, width), width, inputs[0]
+    if len(inputs) == 3:
+        c, height, broad = inputs
+        return _Steps(), c * broad, height
+    if len(inputs) == 2:
+        return _Steps(), inputs[1], inputs[0]
+    raise ConfigError(f"a sequence model takes images [C, H, W] or sequences [T, features], not {list(inputs)}")
