@@ -80,16 +80,19 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> ConfigError:
 
 
 def own_frames(error: BaseException) -> list[str]:
-    """'file, line 12, in answer: source' for each frame outside of installed packages, outermost first.
+    """'file, line 12, in answer: source' for each frame outside of installed packages and of `ntkfl_…`, which add verbs
+    to this one, outermost first.
 
     An error that has none may have another for its cause: of a network, say, that fails on its inputs.
     """
     at: BaseException | None = error
     found: list[str] = []
     while at is not None and not found:
-        for frame in traceback.extract_tb(at.__traceback__):
-            file = Path(frame.filename)
-            if file.exists() and not any(file.resolve().is_relative_to(library) for library in _LIBRARIES):
+        frames = traceback.extract_tb(at.__traceback__)
+        for frame, (running, _) in zip(frames, traceback.walk_tb(at.__traceback__), strict=True):
+            file, module = Path(frame.filename), str(running.f_globals.get("__name__"))
+            installed = any(file.resolve().is_relative_to(library) for library in _LIBRARIES)
+            if file.exists() and not installed and not module.startswith("ntkfl_"):
                 found.append(f"{near(file)}, line {frame.lineno}, in {frame.name}: {frame.line}")
         at = at.__cause__
     return found

@@ -143,7 +143,9 @@ def _outputs_and_gradient(model: nn.Module, x: Tensor, Y: Tensor, criterion: Los
     parameters = list(trainable(model).values())
     with evaluating(model), torch.enable_grad():
         f = model(x)
-        gradients = torch.autograd.grad(f, parameters, -criterion.residual(f.detach(), Y), materialize_grads=True)
+        # Of a number, as torch imports sympy to look at a gradient that it is given.
+        inner = -(f * criterion.residual(f.detach(), Y)).sum()
+        gradients = torch.autograd.grad(inner, parameters, materialize_grads=True)
     return f.detach(), torch.cat([gradient.reshape(-1) for gradient in gradients])
 
 
