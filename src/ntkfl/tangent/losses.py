@@ -120,6 +120,8 @@ class CrossEntropy(Loss):
     def drawn_root(self, f: Tensor, Y: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """p − (one-hot label drawn from p): the gradient for a label of the model's own prediction p = softmax(f)."""
         p = f.softmax(dim=-1)
+        if not bool(p.isfinite().all()):
+            raise NumericalError("predictions are not finite: no labels can be drawn from them")
         label = torch.multinomial(p.flatten(0, -2), 1, generator=generator)
         return p.unsqueeze(-1) - torch.zeros_like(p.flatten(0, -2)).scatter_(1, label, 1).view(*p.shape, 1)
 
