@@ -76,7 +76,7 @@ def curvature_sums(
     largest: the most rows of a factor that is kept whole, n(n+1)/2 numbers; of a larger one a sketch is, at most 257·n.
     fisher: "exact" takes all columns of the loss's `hessian_root` R_i, H_i = R_i R_iᵀ. "mc" takes one random column r_i
         in its place, E r_i r_iᵀ = H_i, so that factors of outputs are right in the mean (A of weights that positions
-        share, too): for cross-entropy the gradient for a label drawn from the model's own prediction.
+        share, too).
     generator: what "mc" draws with, on the model's device; by default PyTorch's own.
 
     Cost: a gradient pass for g; for the factors a forward pass and one backward pass for each column (one with "mc",

@@ -67,10 +67,9 @@ class Loss:
         return root
 
     def drawn_root(self, f: Tensor, Y: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One random column r [..., N, d2, 1] with E r rᵀ = ∂²ℓ/∂f²: `hessian_root` times a standard normal vector."""
+        """One random column r [..., N, d2, 1] with E r rᵀ = ∂²ℓ/∂f²: `hessian_root` times a vector of random signs."""
         R = self.hessian_root(f, Y)
-        z = torch.randn((*R.shape[:-2], R.shape[-1], 1), dtype=R.dtype, device=R.device, generator=generator)
-        return R @ z
+        return R @ _signs(R[..., :1, :].mT, generator)
 
     def targets(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         """Y [N, d2] of labels y: classes [N] become one-hot rows; real y [N, d2] is taken as it is."""
@@ -118,12 +117,14 @@ class CrossEntropy(Loss):
         return torch.diag_embed(p.sqrt()) - p.unsqueeze(-1) * p.sqrt().unsqueeze(-2)
 
     def drawn_root(self, f: Tensor, Y: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """p − (one-hot label drawn from p): the gradient for a label of the model's own prediction p = softmax(f)."""
+        """√p ∘ z − p (√pᵀ z) for random signs z.
+
+        K-FAC usually draws a label from p instead, and takes its gradient. Where predictions are confident, that is
+        nearly 0 for most samples and large for a few: a cohort's mean would be far too small, or too large.
+        """
         p = f.softmax(dim=-1)
-        if not bool(p.isfinite().all()):
-            raise NumericalError("predictions are not finite: no labels can be drawn from them")
-        label = torch.multinomial(p.flatten(0, -2), 1, generator=generator)
-        return p.unsqueeze(-1) - torch.zeros_like(p.flatten(0, -2)).scatter_(1, label, 1).view(*p.shape, 1)
+        signed = p.sqrt() * _signs(p, generator)
+        return (signed - p * signed.sum(-1, keepdim=True)).unsqueeze(-1)
 
     def targets(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         """Real y are probabilities."""
@@ -233,6 +234,11 @@ def per_sample(loss: AnyLoss, f: Tensor, Y: Tensor) -> Tensor:
             f'give one per sample, {list(f.shape[:-1])} (reduction="none", then a sum or mean over outputs if need be)'
         )
     return value
+
+
+def _signs(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Random numbers −1 and 1 of this shape and type."""
+    return torch.randint(0, 2, like.shape, generator=generator, device=like.device).to(like).mul_(2).sub_(1)
 
 
 def _softmax(f: Tensor) -> Tensor:

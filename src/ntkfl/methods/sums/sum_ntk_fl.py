@@ -119,7 +119,7 @@ class SumNTKFL(Method):
         LARGEST, ge=1, description="rows of the largest factor that is sent whole; others are sketched"
     )
     fisher: Literal["mc", "exact"] = Field(
-        "mc", description="output factors from one drawn label per sample, or from all classes"
+        "mc", description="output factors from one random vector per sample, or from all classes"
     )
 
     # -- What is meant to be overridden ------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class SumNTKFL(Method):
         Arrays by name, all additive, as `tangent/sums.py` has them: `gradient` [d]; `<columns>/inputs` and
         `<columns>/outputs`, the triangles of A and G for the layer whose weights are these columns; of a block without
         G, A alone is the block; `rest`, the diagonal of C at columns of no layer. `constant=False` leaves out factors
-        whose inputs do not depend on any trained weight; `generator` draws the labels of fisher "mc". Cost: about three
+        whose inputs do not depend on any trained weight; `generator` draws for fisher "mc". Cost: about three
         gradient passes with "mc", whatever the number of classes; a chunk at a time.
         """
         plan = task.plan(x)
