@@ -322,7 +322,7 @@ class TestMonteCarlo:
         assert z_wrong.abs().max() > 5
 
     def test_confident_predictions_have_no_rare_large_draws(self) -> None:
-        """The mean of 400 draws' traces is within a tenth: drawn labels, of which one in 300 counts, would be far off."""
+        """The mean of 400 traces is within a tenth; drawn labels, of which one in 200 counts, would be far off."""
         f = torch.tensor([[6.0, 0.0, 0.0]], dtype=torch.float64).expand(400, 3)
         loss, generator = find_loss("ce"), torch.Generator().manual_seed(0)
         exact = loss.hessian_root(f[:1], f[:1]).square().sum()
