@@ -8,8 +8,8 @@ import json
 import pytest
 
 from ntkfl.crypto.context import bind
-from ntkfl.crypto.credentials import Credential
 from ntkfl.crypto.hpke import SealingKey, SigningKey
+from ntkfl.crypto.signed import Credential
 from ntkfl.errors import TrustError
 
 SERVER, CLIENT, SEALING = SigningKey.generate(), SigningKey.generate(), SealingKey.generate()

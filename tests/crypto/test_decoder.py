@@ -17,11 +17,10 @@ from cryptography.exceptions import InvalidSignature, InvalidTag
 
 from ntkfl.crypto.hpke import SealingKey, SigningKey
 from ntkfl.crypto.masking import pack_words
-from ntkfl.crypto.receipt import issue_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey, pack_rows, seal_rows
+from ntkfl.crypto.signed import issue_receipt
 from ntkfl.federation.secure_sum import mask_reply
-from ntkfl.services.announcement import Head, Question
-from ntkfl.services.shuffler.batch import Batch
+from ntkfl.services.announcement import Batch, Head, Question
 from tests.crypto import decoder
 from tests.federation.masked import words_of
 

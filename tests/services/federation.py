@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,14 +15,11 @@ import httpx
 
 from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey, SigningKey
 from ntkfl.crypto.row_frames import Announced, BatchKey, pack_rows, seal_rows
+from ntkfl.crypto.signed import sign_request
 from ntkfl.services import setup
-from ntkfl.services.announcement import Head, Question
-from ntkfl.services.http_client import HttpClient
-from ntkfl.services.identity import Identity
+from ntkfl.services.announcement import Batch, Head, Question
+from ntkfl.services.clients import HttpClient, Identity, ShufflerClient
 from ntkfl.services.peers import FILE, Peers, RoundTerms
-from ntkfl.services.shuffler.batch import Batch
-from ntkfl.services.shuffler.client import ShufflerClient
-from ntkfl.services.signing import sign_request
 from tests.services.processes import Process
 
 RUN, TERMS, ROW_BYTES = "run-1", "ab" * 32, 10
@@ -78,7 +76,7 @@ class Member:
         return self.send(pack_rows(announced, sealed), run)
 
     def send(self, body: bytes, run: str = RUN) -> bytes:
-        return bytes.fromhex(self.http.ask("POST", f"/v1/runs/{run}/rows", body).json()["receipt"])
+        return bytes.fromhex(json.loads(self.http.ask("POST", f"/v1/runs/{run}/rows", body))["receipt"])
 
 
 class Aggregator:

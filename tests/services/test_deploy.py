@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 IMPORTS = """
 import sys
-import ntkfl.cli.keys, ntkfl.cli.serve, ntkfl.services.setup, ntkfl.services.shuffler.app, ntkfl.services.key_server
+import ntkfl.cli.keys, ntkfl.cli.serve, ntkfl.services.setup, ntkfl.services.shuffler, ntkfl.services.key_server
 print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from ntkfl.crypto.credentials import Credential
 from ntkfl.crypto.hpke import SigningKey
+from ntkfl.crypto.signed import Credential, open_run_secret
 from ntkfl.errors import ConfigError, TrustError
-from ntkfl.services.identity import Identity
-from ntkfl.services.key_server import KeyServer, open_run_secret
+from ntkfl.services.clients import Identity
+from ntkfl.services.key_server import KeyServer
 from ntkfl.services.peers import RoundTerms
 from ntkfl.services.setup import add_client, init
-from tests.services.shuffler.batches import refusal
+from tests.services.batches import refusal
 
 
 @pytest.fixture

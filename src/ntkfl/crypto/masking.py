@@ -25,7 +25,6 @@ except ImportError as error:  # the core works without; this room does not
 
 Words = NDArray[np.uint32]
 _WORD = np.dtype("<u4")
-_ZEROS = bytes(1 << 16)  # bytes of a stream made at once
 
 
 def mask(seed: bytes, announced: Announced, count: int) -> Words:
@@ -39,12 +38,7 @@ def mask(seed: bytes, announced: Announced, count: int) -> Words:
     key, digest = announced.check()
     bound = hashlib.blake2b(bind("ntkfl mask v1", *key, digest), key=seed, digest_size=32).digest()
     stream = Cipher(algorithms.ChaCha20(bound, bytes(16)), mode=None).encryptor()
-    out = bytearray(WORD_BYTES * count)
-    view = memoryview(out)
-    for start in range(0, len(out), len(_ZEROS)):
-        piece = view[start : start + len(_ZEROS)]
-        stream.update_into(memoryview(_ZEROS)[: len(piece)], piece)
-    return np.frombuffer(out, dtype=_WORD).astype(np.uint32, copy=False)
+    return unpack_words(stream.update(bytes(WORD_BYTES * count)), count)
 
 
 def sum_masks(seeds: Iterable[bytes], announced: Announced, count: int) -> Words:

@@ -13,14 +13,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
 from flwr.app import Context
 
-from ntkfl.crypto.receipt import check_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey
+from ntkfl.crypto.signed import check_receipt
 from ntkfl.errors import ConfigError, MessageError, Refused, TooFew, TrustError
 from ntkfl.federation.policy import Agreed, Terms
 from ntkfl.federation.secure_sum import SumSchema, mask_reply
@@ -30,12 +29,10 @@ from ntkfl.flower.transport import FlowerTransport
 from ntkfl.methods import Method, State, Task
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.services.announcement import Head, Question
-from ntkfl.services.http_client import HttpClient
-from ntkfl.services.identity import Identity
+from ntkfl.safe_parse import parse_json
+from ntkfl.services.announcement import Batch, Head, Question
+from ntkfl.services.clients import HttpClient, Identity, ShufflerClient
 from ntkfl.services.peers import Peers
-from ntkfl.services.shuffler.batch import Batch
-from ntkfl.services.shuffler.client import ShufflerClient
 from ntkfl.wire import Message
 
 FOLDER, ENVIRONMENT = "ntkfl-folder", "NTKFL_FOLDER"  # in a node's config, and beside it
@@ -127,7 +124,7 @@ class Shuffler:
         asked = self._asked
         answer = self._http.ask("POST", f"/v1/runs/{asked.head.run}/{'sums' if summed else 'rows'}", sealed)
         try:
-            receipt = bytes.fromhex(answer.json()["receipt"])
+            receipt = bytes.fromhex(parse_json(answer.decode())["receipt"])
         except (ValueError, TypeError, KeyError):
             raise MessageError("the shuffler's answer holds no receipt that can be read") from None
         check_receipt(receipt, self.peers.key_of("shuffler"), self.peers.federation, asked.head.run, asked.announced)
@@ -156,19 +153,14 @@ class FlowerShuffler(ShuffledTransport):
         return nodes
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
-        """A round that fails is tried again under the next number of the protocol: nothing is asked twice. Rows of one
-        that a restart interrupted are deleted, as no key opens them any more.
-        """
+        """A round that fails is tried again under the next number of the protocol: nothing is asked twice."""
         super().begin(round, cohort)
         self.flower.begin(round, cohort)
         try:
-            newest = self.shuffler.begin(self.terms.digest)
+            self._key = BatchKey(self.shuffler.begin(self.terms.digest), 0)
         except Refused as refused:
             raise TooFew(f"the shuffler: {refused}") from None
-        if newest is not None:
-            with suppress(Refused):
-                self.shuffler.cancel(newest)
-        self._key, self._present = BatchKey(1 if newest is None else newest.round + 1, 0), list(cohort)
+        self._present = list(cohort)
 
     def mix(self, message: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
         try:
@@ -197,17 +189,17 @@ class FlowerShuffler(ShuffledTransport):
             good = [node for node, receipt in receipts.items() if self._holds(node, receipt, announced, traffic)]
             rows, masks = self.shuffler.release(announced, batch)
         except TooFew:
-            self.shuffler.cancel(key)
+            self.shuffler.discard(key)
             raise
         except Refused as refused:
             if refused.reason != "not-ready":
                 raise
-            self.shuffler.cancel(key)
+            self.shuffler.discard(key)
             failed = "; ".join(f"node {node}: {why}" for node, why in list(traffic.failed.items())[:3])
             raise TooFew(f"the shuffler: {refused}; {failed or 'do two nodes share a folder?'}") from None
         if key.exchange == 0:  # where a receipt was lost on its way, all are asked, and who did not answer is refused
             self._present = good if len(good) * batch.max_rows == len(rows) else list(cohort)
-        self.shuffler.forget(key)
+        self.shuffler.discard(key)
         return Mixed(rows, schema, announced, sum(map(len, rows)), masks)
 
     def _holds(self, node: int, receipt: bytes, announced: Announced, traffic: Traffic) -> bool:

@@ -13,14 +13,15 @@ import tomli_w
 from pydantic import Field, model_validator
 
 from ntkfl.atomic import write_atomically
-from ntkfl.crypto.credentials import NAME_PATTERN
 from ntkfl.crypto.hpke import SigningKey
+from ntkfl.crypto.signed import NAME_PATTERN
 from ntkfl.errors import ConfigError
 from ntkfl.options import Options
 from ntkfl.safe_parse import read_toml
 
 FILE, SIGNING_KEY = "federation.toml", "signing-key.pem"
-PROTOCOL = 4  # between the roles
+TLS_CERT, TLS_KEY, CA = "tls.pem", "tls-key.pem", "ca.pem"
+PROTOCOL = 5  # between the roles
 HEX_KEY = "^[0-9a-f]{64}$"
 
 

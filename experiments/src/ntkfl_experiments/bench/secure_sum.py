@@ -27,8 +27,8 @@ def _crowd(clients: int, numbers: int, setting: Setting) -> list[BenchRow]:
     from ntkfl.crypto.masking import sum_masks
     from ntkfl.crypto.row_frames import SEED_BYTES, Announced, BatchKey, unpack_rows
     from ntkfl.federation.secure_sum import SumSchema, mask_reply, open_sum
-    from ntkfl.services.shuffler.batch import Batch
-    from ntkfl.services.shuffler.store import BatchStore
+    from ntkfl.services.announcement import Batch
+    from ntkfl.services.store import BatchStore
 
     announced, opener = Announced.of(key := BatchKey(1, 0), b"bench"), SealingKey.generate()
     vector = torch.randn(numbers, generator=torch.Generator().manual_seed(0))
@@ -50,7 +50,7 @@ def _crowd(clients: int, numbers: int, setting: Setting) -> list[BenchRow]:
 
         once = Setting(quick=True, device=setting.device)  # a batch is taken and released once
         timed = race({"take": take, "release": lambda: shuffler.release(key)}, 1, once)
-        sealed, masks = timed["release"].result, shuffler.masks(key)
+        _, sealed, masks = timed["release"].result
         shuffler.close()
     timed |= race(
         {

@@ -15,8 +15,8 @@ def wire(setting: Setting) -> list[BenchRow]:
     """Coding, sealing and shuffling a round of top-k rows."""
     from ntkfl.crypto.hpke import SealingKey
     from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, seal_rows  # sealing is an extra
-    from ntkfl.services.shuffler.batch import Batch
-    from ntkfl.services.shuffler.store import BatchStore
+    from ntkfl.services.announcement import Batch
+    from ntkfl.services.store import BatchStore
 
     announced = Announced.of(key := BatchKey(1, 0), b"bench")
     N, n, k = (20, 2_111, 63) if setting.quick else (1200, 211_100, 6_333)
@@ -33,7 +33,7 @@ def wire(setting: Setting) -> list[BenchRow]:
         shuffler.open(Batch(key, len(names), own, len(sealed[0]), len(names)), announced.digest)
         for i, name in enumerate(names):
             shuffler.submit(name, announced, sealed[i * own : (i + 1) * own])
-        return shuffler.release(key)
+        return shuffler.release(key).rows
 
     timed = race(
         {

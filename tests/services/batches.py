@@ -10,8 +10,8 @@ import pytest
 
 from ntkfl.crypto.row_frames import Announced, BatchKey
 from ntkfl.errors import Refused
-from ntkfl.services.shuffler.batch import Batch
-from ntkfl.services.shuffler.store import BatchStore
+from ntkfl.services.announcement import Batch
+from ntkfl.services.store import BatchStore
 
 KEY = BatchKey(1, 0)
 DIGEST = bytes(range(32))  # of an announcement
@@ -36,17 +36,6 @@ def submit_all(shuffler: BatchStore, key: BatchKey = KEY, names: tuple[str, ...]
     for name in names:
         shuffler.submit(name, said(key), rows_of(name))
     return [row for name in names for row in rows_of(name)]
-
-
-def taken(shuffler: BatchStore, client: str, key: BatchKey, rows: list[bytes]) -> bool:
-    """Whether the rows were accepted; False if they were there already."""
-    try:
-        shuffler.submit(client, said(key), rows)
-    except Refused as refused:
-        if refused.reason != "replayed":
-            raise
-        return False
-    return True
 
 
 @contextmanager
