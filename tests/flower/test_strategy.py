@@ -46,7 +46,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
 
 def questions(grid: LocalGrid) -> list[list[tuple[int, int]]]:
     """(round, exchange) of each node's questions, in order."""
-    from ntkfl.flower.records import note, payload_of
+    from ntkfl.flower.messages import note, payload_of
     from ntkfl.wire import Message
 
     asked = [m for m in grid.asked if "ntkfl" in m.content]
@@ -176,9 +176,9 @@ def test_nodes_that_fail_are_left_out_and_said(said: list[str]) -> None:
     assert result.train_metrics_clientapp[1]["failures"] == 2
     assert result.train_metrics_clientapp[1]["rejected_clients"] == 1
     for line in (
-        "node 20: OSError: the disk of this site is gone",
+        "node 20: .*OSError.*the disk of this site is gone.*",
         "node 30: its reply is not used: .*",
-        "node 40: no answer within 2 s",
+        "node 40: no answer.*",
         "round 1: no answer: 20: .*",
     ):
         assert any(re.fullmatch(line, found) for found in said), (line, said)

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from torch import nn
 
-from ntkfl.errors import ConfigError, Diverged, MessageError, NumericalError, RunFolderError, TooFew
+from ntkfl.errors import ConfigError, Diverged, MessageError, ModelError, NumericalError, RunFolderError, TooFew
 from ntkfl.federation.config import build_method
 from ntkfl.federation.evaluation import ADVICE
 from ntkfl.federation.feature_cache import split_frozen
@@ -27,9 +27,8 @@ from ntkfl.federation.policy import Terms
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.server import Server, remarks
 from ntkfl.federation.transport import Traffic, Transport
-from ntkfl.flower import network
-from ntkfl.flower.records import content, note
-from ntkfl.flower.transport import FlowerTransport
+from ntkfl.flower.messages import content, digest, needs_shuffler, note, outputs_of
+from ntkfl.flower.transport import FlowerTransport, fail, why
 from ntkfl.methods import Method, Robust, Task
 from ntkfl.methods.base import fitted
 from ntkfl.methods.combinations import settle
@@ -41,6 +40,7 @@ log = logging.getLogger("flwr")
 _KNOWN = {"round", "asked", "answered"}  # of a record, and no news to who has its metrics
 _MEMORY = "What clients kept between rounds goes on within one run of Flower alone."
 _ASKED, _LARGEST_INPUT = 5, 1 << 28  # clients that tell what a sample looks like; numbers in one
+Shape = tuple[tuple[int, ...], bool, bool]  # of one input; whether inputs are tokens, and targets real numbers
 
 
 class Strategy(FedAvg):
@@ -50,9 +50,9 @@ class Strategy(FedAvg):
         result = strategy.start(grid=grid, initial_arrays=ArrayRecord(Net().state_dict()), num_rounds=10)
 
     The server needs the network itself: its layers, which of its parameters train, its batch normalisation. Its weights
-    come from `initial_arrays`; what has no gradient is sent only to clients that have it otherwise. `fedavg` are the
-    keyword arguments of Flower's `FedAvg`, for sampling and evaluation; `result.arrays` is the model's state dict, and
-    `result.train_metrics_clientapp` has each round's training loss, bytes and diagnostics.
+    come from `initial_arrays`; what does not train never travels, and must be the same in the clients' models. `fedavg`
+    are the keyword arguments of Flower's `FedAvg`, for sampling and evaluation; `result.arrays` is the model's state
+    dict, and `result.train_metrics_clientapp` has each round's training loss, bytes and diagnostics.
 
     With `checkpoint`, a folder, the run is kept there after every round, and the same call goes on from it: rounds that
     are done are not played again. (What clients keep between rounds, as SCAFFOLD's do, ends with Flower's run.)
@@ -78,7 +78,7 @@ class Strategy(FedAvg):
         if "train_metrics_aggr_fn" in fedavg:
             raise ConfigError("train_metrics_aggr_fn has nothing to aggregate: replies of ntkfl hold no metrics")
         self.privacy, self.robust = settle(method, privacy, robust)
-        if network.needs_shuffler(self.privacy) and through is None:
+        if needs_shuffler(self.privacy) and through is None:
             raise ConfigError(f"{method.name} with these settings needs a shuffler: give Strategy(…, through=…)")
         with eager(model) as own:
             self.model = copy.deepcopy(own)
@@ -96,7 +96,11 @@ class Strategy(FedAvg):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Play `num_rounds` rounds, those of the checkpoint among them, as every Flower strategy does."""
-        network.load(self.model, initial_arrays.to_torch_state_dict(), True, "initial_arrays")
+        try:
+            self.model.load_state_dict(initial_arrays.to_torch_state_dict())
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise ModelError(f"initial_arrays does not fit the model: {reason:.300}") from None
         self._grid, self._timeout, self._rounds, self._done = grid, timeout, num_rounds, 0
         self._server, self._origin, arrays = None, secrets.token_hex(8), initial_arrays
         with self.folder.locked() if self.folder else nullcontext():
@@ -174,9 +178,8 @@ class Strategy(FedAvg):
 
     def _begin(self) -> Server:
         """The server, once some nodes have told what a sample looks like: most of them are believed."""
-        traffic, asking = Traffic(), FlowerTransport(self._grid, self._timeout, {}, ArrayRecord())
-        asking.config = {self.configrecord_key: self._config}
-        told = Counter[tuple[tuple[int, ...], bool, bool]]()
+        traffic, config = Traffic(), {self.configrecord_key: self._config}
+        asking, told = FlowerTransport(self._grid, self._timeout, {}, config), Counter[Shape]()
         for node, reply in asking.send({n: content({"ask": "shape"}) for n in self._nodes[:_ASKED]}, traffic).items():
             try:
                 inputs = tuple(note(reply, "inputs", list))
@@ -184,10 +187,9 @@ class Strategy(FedAvg):
                     raise MessageError(f"it has samples of shape {inputs}")
                 told[inputs, note(reply, "tokens", bool), note(reply, "real", bool)] += 1
             except MessageError as error:
-                traffic.failed[str(node)] = str(error)
+                fail(node, str(error), traffic)
         if not told:
-            why = "; ".join(f"node {node}: {reason}" for node, reason in traffic.failed.items())
-            raise TooFew(f"no node could tell what its samples look like: {why}")
+            raise TooFew(f"no node could tell what its samples look like: {why(traffic)}")
         return self._make(*told.most_common(1)[0][0])
 
     def _make(self, inputs: tuple[int, ...], tokens: bool, real: bool) -> Server:
@@ -195,7 +197,7 @@ class Strategy(FedAvg):
         like = flatten(self.model)
         shape = (1, *self.privacy.model_input_shape(inputs))
         x = torch.zeros(shape, dtype=torch.int64 if tokens else like.dtype, device=like.device)
-        outputs = network.outputs_of(self.model, x)
+        outputs = outputs_of(self.model, x)
         method = fitted(self.method, self.model, outputs, everyone=self.fraction_train >= 1)
         trained, features = split_frozen(self.model, self.privacy, like.device)
         smoothing, bounds = method.label_smoothing, {"privacy": self.privacy, "robust": self.robust}
@@ -214,30 +216,20 @@ class Strategy(FedAvg):
         )
         method = build_method(terms.method)  # as the clients make it
         run = hashlib.sha256(f"{self._origin} {self._rounds}".encode()).hexdigest()[:16]  # other terms, another run
-        digest = network.digest(self.model, method)
-        notes = {"terms": terms.text, "run": run, "network": digest}
-        frozen = ArrayRecord(dict(network.frozen(self.model, method)))
-        self._transport = FlowerTransport(self._grid, self._timeout, notes, frozen)
+        network = digest(self.model, method)
+        notes = {"terms": terms.text, "run": run, "network": network}
+        self._transport = FlowerTransport(self._grid, self._timeout, notes, {})
         transport: Transport = self._transport
         if self.through is not None:
-            from ntkfl.flower.shuffled import FlowerShuffler  # its parts are an extra
-
-            transport = FlowerShuffler(self.through, self._transport, task, method, terms, run)
-        server = Server(
-            self.model,
-            task,
-            method,
-            transport,
-            None,
-            clients_per_round=1,
-        )
+            transport = self.through.transport(self._transport, task, method, terms, run)
+        server = Server(self.model, task, method, transport, None, clients_per_round=1)
         for line in task.notes:
             log.info(line)
         if self.folder:
             settings = {"ntkfl": __version__, "origin": self._origin, "rounds": self._rounds, "method": terms.method}
             about = terms.model_dump(mode="json", include={"inputs", "outputs", "precision"})
             about |= {"tokens": tokens, "real": real}
-            model = {"class": type(self.model).__name__, "weights": len(like), "digest": digest}
+            model = {"class": type(self.model).__name__, "weights": len(like), "digest": network}
             _, _, tensors = self.folder.open(settings | {"shape": about, "model": model}, resume=True)
             if tensors:
                 server.restore(tensors)

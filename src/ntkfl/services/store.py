@@ -280,7 +280,7 @@ class BatchStore:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 if isinstance(error, _BROKEN):
-                    raise Refused("storage", f"the shuffler's state cannot be used: {error}") from None
+                    raise Refused("storage", f"the shuffler's state cannot be used: {_line(error)}") from None
                 raise
 
 
@@ -357,6 +357,11 @@ def _refuse_other(record: Record, announced: Announced) -> None:
 # -- Files
 
 
+def _line(error: BaseException) -> str:
+    """What an error says, which may quote a damaged file, on one line."""
+    return f"{' '.join(str(error).split()):.300}"
+
+
 def _read_log(path: Path) -> tuple[int, str] | None:
     """Number and SHA-256 of the newest release; None before the first."""
     try:
@@ -407,7 +412,8 @@ def _connect(path: Path | None, run: str) -> sqlite3.Connection:
         owner = _fact(db, "run") if version == PROTOCOL else None
         db.execute("COMMIT")
     except _BROKEN as error:
-        raise ConfigError(f"cannot use the shuffler's state {path}, maybe another process does: {error}") from None
+        why = f"maybe another process does: {_line(error)}"
+        raise ConfigError(f"cannot use the shuffler's state {path}, {why}") from None
     if owner != run:
         db.close()
         raise ConfigError(f"{path} is of another run, or of another version of ntkfl: move it away")
