@@ -112,28 +112,25 @@ class Strategy(FedAvg):
                 self._server = self._make(tuple(shape["inputs"]), shape["tokens"], shape["real"])
                 self._done, arrays = self.folder.load_checkpoint()[0], self.arrays()
                 log.info("%s holds %d rounds: they are not played again. %s", self.folder.path, self._done, _MEMORY)
-            result = super().start(
-                grid,
-                arrays,
-                num_rounds - self._done,
-                timeout,  # type: ignore[arg-type]
-                train_config,
-                evaluate_config,
-                None if evaluate_fn is None else lambda round, found: evaluate_fn(round + self._done, found),
-            )
+
+            def evaluate(round: int, found: ArrayRecord) -> MetricRecord | None:
+                return evaluate_fn(round, found) if evaluate_fn and round >= self._done else None
+
+            configs = (train_config, evaluate_config, evaluate)
+            result = super().start(grid, arrays, num_rounds, timeout, *configs)  # type: ignore[arg-type]
             if self.folder and self._server:
                 self.folder.save_model(self._server.state.trained(self.model).state_dict())
-        for name, found in vars(result).items():
-            if name != "arrays":  # rounds are numbered as in a run without a break
-                setattr(result, name, {round + self._done: metrics for round, metrics in found.items()})
         result.arrays = result.arrays or arrays
         return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Flower samples the nodes; what they are asked follows in `aggregate_train`, where a round may ask twice."""
-        messages = super().configure_train(server_round + self._done, arrays, config, grid)
+        """Flower samples the nodes; what they are asked follows in `aggregate_train`, where a round may ask twice. In a
+        round that the checkpoint holds nobody is asked.
+        """
+        done = server_round <= self._done
+        messages = [] if done else super().configure_train(server_round, arrays, config, grid)
         self._nodes, self._config = sorted(message.metadata.dst_node_id for message in messages), config
         return []
 
@@ -143,7 +140,6 @@ class Strategy(FedAvg):
         """One round of the method. Where it cannot be built, as with too few replies, nothing changes, and the run goes
         on.
         """
-        number = server_round + self._done
         if not self._nodes:
             return None, None
         try:
@@ -152,24 +148,24 @@ class Strategy(FedAvg):
                 self._transport.nodes, self._transport.config = self._nodes, {self.configrecord_key: self._config}
                 server.clients_per_round = len(self._nodes)
                 server.task.total_clients = max(len(self._nodes), len(list(self._grid.get_node_ids())))
-                record, timing = server.play(number)
+                record, timing = server.play(server_round)
         except (TooFew, NumericalError) as error:
             advice = f"; {ADVICE}" if isinstance(error, NumericalError | Diverged) else ""
-            log.warning("round %d changed nothing: %s%s", number, error, advice)
+            log.warning("round %d changed nothing: %s%s", server_round, error, advice)
             return None, None
         for line in remarks(record):
-            log.warning("round %d: %s", number, line)
+            log.warning("round %d: %s", server_round, line)
         if self.folder:
             self.folder.append("history.jsonl", record)
             self.folder.append("timings.jsonl", timing)
-            self.folder.save_checkpoint(number, server.checkpoint())
+            self.folder.save_checkpoint(server_round, server.checkpoint())
         return self.arrays(), metrics(record)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Flower's own, with the round's number as in a run without a break."""
-        return super().configure_evaluate(server_round + self._done, arrays, config, grid)
+        """Flower's own, but in rounds that the checkpoint holds."""
+        return [] if server_round <= self._done else super().configure_evaluate(server_round, arrays, config, grid)
 
     def arrays(self) -> ArrayRecord:
         """The reported model's state dict."""
