@@ -104,12 +104,6 @@ def test_receipts_are_the_shufflers_for_one_announcement(vectors: dict[str, Any]
             decoder.check_receipt(receipt, shuffler, federation, run, said)
 
 
-def test_the_mask_of_the_protocols_page() -> None:
-    said = decoder.Announcement({"batch": {"key": [1, 0]}}, bytes(range(32, 64)))
-    words = decoder.mask(bytes(range(32)), said, 20)
-    assert [f"{word:08x}" for word in words[:4]] == ["c80d6756", "28a8909b", "be1df2df", "5fcb0f21"]
-
-
 def test_the_decoder_shares_no_code_with_the_package() -> None:
     text = Path(decoder.__file__).read_text()
     roots = set()

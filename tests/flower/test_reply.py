@@ -246,23 +246,6 @@ def test_the_server_cannot_make_a_client_import_code(tmp_path: Path, monkeypatch
     sys.modules.pop("planted_code")
 
 
-def test_terms_that_change_within_a_run_are_refused(said: list[str]) -> None:
-    grid = grid_of(perceptron, samples())
-    push = grid.push_messages
-
-    def changed(messages: Any) -> Any:
-        for message in messages:
-            notes = message.content["ntkfl.notes"]
-            if message.content.get("config", {}).get("server-round") == 2 and "terms" in notes:
-                notes["terms"] = str(notes["terms"]).replace('"lr":0.1', '"lr":0.5')
-        return push(messages)
-
-    grid.push_messages = changed  # type: ignore[method-assign]
-    result = run(grid, FedAvg(), perceptron, 2)
-    assert list(result.train_metrics_clientapp) == [1]
-    assert any(re.search(r"the terms of run \w+ changed", line) for line in said)
-
-
 def test_a_sites_policy_decides_before_anything_is_computed(tmp_path: Path, said: list[str]) -> None:
     """And what it lets through is in its ledger; asked again, the bytes are those that were kept."""
     (tmp_path / "policy.toml").write_text('methods = ["sums"]\n')

@@ -55,6 +55,11 @@ def questions(grid: LocalGrid) -> list[list[tuple[int, int]]]:
     return [[(Message.decode(payload_of(m)).round, note(m, "exchange", int)) for m in at[node]] for node in nodes]
 
 
+def linear() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Linear(6, 3).double()
+
+
 @pytest.mark.parametrize(
     ("method", "make", "shape", "how"),
     [
@@ -64,6 +69,7 @@ def questions(grid: LocalGrid) -> list[list[tuple[int, int]]]:
         (NTKFL(), perceptron, (6,), {}),
         (NTKFL(), perceptron, (6,), {"privacy": Privacy(subsample_rate=0.5), "robust": "on"}),
         (SumNTKFL(), convolution, (1, 6, 6), {}),
+        (SumNTKFL(), linear, (6,), {}),  # with options of its own, as only a last layer trains
         (SumRidge(), perceptron, (6,), {}),
         (PrivateSums(), perceptron, (6,), {"privacy": Privacy(epsilon=8.0, budget_rounds=3)}),
     ],
@@ -78,17 +84,6 @@ def test_a_run_in_flower_ends_where_the_run_in_one_process_does(
     assert list(result.train_metrics_clientapp) == [1, 2, 3]
     assert result.train_metrics_clientapp[3]["clients"] == CLIENTS
     assert result.train_metrics_clientapp[3]["failures"] == 0
-
-
-def test_a_linear_head_has_the_same_options_here_as_in_one_process(said: list[str]) -> None:
-    def make() -> nn.Module:
-        torch.manual_seed(3)
-        return nn.Linear(6, 3).double()
-
-    clients = samples()
-    result = run(grid_of(make, clients), SumNTKFL(), make)
-    assert difference(weights(result), in_process(SumNTKFL(), make, clients)) < 1e-9
-    assert any("only a last linear layer trains: average = 0" in line for line in said)
 
 
 def test_losses_bytes_and_steps_are_those_of_the_run_in_one_process() -> None:

@@ -37,7 +37,7 @@ Private = TypeVar("Private", X25519PrivateKey, Ed25519PrivateKey)
 
 
 class _Key(Generic[Private]):
-    """A private key, kept in a file of its own."""
+    """A private key, kept in a file of its own. `public` are the 32 bytes that others know it by."""
 
     kind: type[Private]
 
@@ -47,6 +47,7 @@ class _Key(Generic[Private]):
 
     @classmethod
     def generate(cls) -> Self:
+        """A new key, from the operating system's randomness."""
         return cls(cls.kind.generate())
 
     @classmethod

@@ -59,14 +59,8 @@ class Announced(NamedTuple):
 
     @classmethod
     def of(cls, key: BatchKey, signed: bytes) -> Announced:
+        """Of the signed head as it travelled, which both ends hash for themselves."""
         return cls(key, hashlib.sha256(signed).digest())
-
-    def check(self) -> Announced:
-        """Itself; `MessageError` if a part does not fit its field."""
-        self.key.check()
-        if len(self.digest) != DIGEST_BYTES:
-            raise MessageError(f"an announcement's digest has {DIGEST_BYTES} bytes, got {len(self.digest)}")
-        return self
 
 
 def pack_rows(announced: Announced, rows: Sequence[bytes]) -> bytes:
@@ -74,7 +68,7 @@ def pack_rows(announced: Announced, rows: Sequence[bytes]) -> bytes:
     sizes = {len(row) for row in rows}
     if len(sizes) != 1 or 0 in sizes:
         raise MessageError(f"rows must be at least one and of one size, got {len(rows)} of sizes {sorted(sizes)[:4]}")
-    key, digest = announced.check()
+    key, digest = announced
     frame = b"".join((_HEADER.pack(MAGIC, VERSION, *key, digest, len(rows), sizes.pop()), *rows))
     return frame + _CRC.pack(zlib.crc32(frame))
 
@@ -114,5 +108,6 @@ def open_row(sealing_key: SealingKey, sealed: bytes, federation: str, run: str, 
 
 
 def _context(federation: str, run: str, announced: Announced) -> bytes:
-    key, digest = announced.check()
+    """What a row is sealed for: nobody can carry it into another federation, run or exchange."""
+    key, digest = announced
     return bind("ntkfl row v2", federation, run, *key, digest)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -30,6 +31,12 @@ SIGNATURE_BYTES = 64
 AGGREGATOR = "aggregator"  # in the place of a credential
 _CREDENTIAL, _RECEIPT, _RUN_SECRET = "ntkfl credential v3", "ntkfl receipt v2", "ntkfl seed v1"
 _SCHEME, _REQUEST = "NTKFL", bind("ntkfl request v2")
+
+
+def check_name(name: str) -> None:
+    """`Refused` unless this can be the name of a run or a client: it also names files."""
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise Refused("malformed", f"a name has up to 64 letters, digits, '.', '_' or '-', got {name[:80]!r}")
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,8 @@ def check_receipt(receipt: bytes, shuffler: bytes, federation: str, run: str, an
 
 
 def _receipt(announced: Announced) -> bytes:
-    key, digest = announced.check()
+    """What a receipt is over: nothing that differs between clients."""
+    key, digest = announced
     return bind(_RECEIPT, *key, digest)
 
 

@@ -52,11 +52,12 @@ def reply(
         def train(msg, context):
             return ntkfl.flower.reply(msg, context, Net(), trainloader)
 
-    `model` is the network of the server's strategy, with any weights. `data` is a DataLoader, a torch Dataset or (x, y)
-    with x [n, …] and y as classes [n] or real targets [n, d2]; a loader is read once for each question, its transforms
-    as they are. `batch` makes (x, y) of what a loader yields, such as a dictionary. The method and its options come
-    with the question. `through` is a shuffler, for methods that need one. A site's `policy` (a file; or `policy` in
-    Flower's node config, or NTKFL_POLICY) decides what leaves, before anything is computed.
+    `model` is the network of the server's strategy: with any weights where it trains, with the server's where it does
+    not. `data` is a DataLoader, a torch Dataset or (x, y) with x [n, …] and y as classes [n] or real targets [n, d2]; a
+    loader is read once for each question, its transforms as they are. `batch` makes (x, y) of what a loader yields,
+    such as a dictionary. The method and its options come with the question. `through` is a shuffler, for methods that
+    need one. A site's `policy` (a file; or `policy` in Flower's node config, or NTKFL_POLICY) decides what leaves,
+    before anything is computed.
 
     `context.state` has what the method keeps between rounds, and a secret key from which all randomness follows: a
     question that comes again gets the same answer. With `seed` it follows from that and from the client's number
@@ -89,6 +90,7 @@ def reply(
         asked = WireMessage.decode(question) if through is None else through.heed(question, run, terms)
 
         def answer() -> bytes:
+            """The reply's bytes: for the server, or sealed for the shuffler."""
             x, y = _placed(*_read(data, batch), fitted, agreed, terms, through)
             # Where noise is real, features are not cached: a batch of samples is rounded together.
             private = noisy(privacy) and seed is None
@@ -172,6 +174,7 @@ class _KeyedRandomness:
         self.key, self.number = key, number
 
     def _of(self, what: str, round: int) -> bytes:
+        """32 bytes for one purpose and round, unrelated to all others."""
         return hashlib.sha256(bind("ntkfl flower v1", what, self.key, self.number, round)).digest()
 
     def subsampling(self, round: int) -> random.Random:
@@ -194,6 +197,7 @@ class ContextMemory(Memory):
             self.steps.setdefault((int(round), int(exchange)), {})[name] = tensor
 
     def before(self, round: int) -> State:
+        """As it was before this question."""
         past = [step for step in self.steps if step < self.at]
         return dict(self.steps[max(past)]) if past else {}
 

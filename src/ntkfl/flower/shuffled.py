@@ -26,7 +26,7 @@ from ntkfl.federation.secure_sum import SumSchema, mask_reply
 from ntkfl.federation.shuffled import Mixed, ShuffledTransport, seal_reply
 from ntkfl.federation.transport import Traffic
 from ntkfl.flower.transport import FlowerTransport, fail, why
-from ntkfl.methods import Method, State, Task
+from ntkfl.methods import Method, Task
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.safe_parse import parse_json
@@ -108,8 +108,7 @@ class Shuffler:
 
     def deliver(self, sealed: bytes, summed: bool) -> bytes:
         """The shuffler's receipt: it holds what was sealed, for the question that was heeded. May be repeated."""
-        asked, shuffler = self._asked, HttpClient(self.peers.shuffler.url, self.folder)
-        shuffler.identify(self.identity.issued, self.identity.signing)
+        asked, shuffler = self._asked, HttpClient(self.peers.shuffler.url, self.folder, self.identity.signs)
         answer = shuffler.ask("POST", f"/v1/runs/{asked.head.run}/{'sums' if summed else 'rows'}", sealed)
         try:
             receipt = bytes.fromhex(parse_json(answer.decode())["receipt"])
@@ -174,7 +173,7 @@ class FlowerShuffler(ShuffledTransport):
         traffic.downlink[message.kind] += len(question) * len(self._present)
         try:
             self.shuffler.publish(signed)
-            receipts = self.flower.ask(dict.fromkeys(self._present, question), traffic)
+            receipts = self.flower.ask(question, self._present, traffic)
             good = [node for node, receipt in receipts.items() if self._holds(node, receipt, announced, traffic)]
             rows, masks = self.shuffler.release(announced, batch)
         except (TooFew, Refused) as error:
@@ -195,13 +194,3 @@ class FlowerShuffler(ShuffledTransport):
             fail(node, "returned a receipt that the shuffler did not sign for these rows", traffic)
             return False
         return True
-
-    def end(self) -> None:
-        super().end()
-        self.flower.end()
-
-    def checkpoint(self) -> State:
-        return self.flower.checkpoint()
-
-    def restore(self, tensors: State) -> None:
-        self.flower.restore(tensors)

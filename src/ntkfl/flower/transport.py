@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from ntkfl.errors import MessageError, TooFew
+from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.federation.validation import MALFORMED
 from ntkfl.flower.messages import Notes, content, payload_of
@@ -33,6 +33,7 @@ class FlowerTransport(Transport):
         self._exchanges = 0  # of this round so far
 
     def available(self, wanted: int) -> Sequence[int]:
+        """Flower has drawn them already."""
         return self.nodes
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
@@ -40,13 +41,12 @@ class FlowerTransport(Transport):
 
     def exchange(self, message: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[WireMessage]:
         """Replies in the order of node ids. A client that failed in an earlier exchange of the round is not asked."""
+        if not isinstance(message, WireMessage):
+            raise ConfigError("on Flower all clients are asked the same: this method's questions differ by client")
         asked = [client for client in cohort if str(client) not in traffic.failed]
-        questions = dict.fromkeys(asked, message) if isinstance(message, WireMessage) else message
-        encoded = {id(question): question.encode() for question in questions.values()}  # once, where all get the same
-        payloads = {client: encoded[id(questions[client])] for client in asked}
-        for client, payload in payloads.items():
-            traffic.downlink[questions[client].kind] += len(payload)
-        received, replies = [], self.ask(payloads, traffic)
+        question = message.encode()
+        traffic.downlink[message.kind] += len(question) * len(asked)
+        received, replies = [], self.ask(question, asked, traffic)
         for client in sorted(replies):
             payload = replies.pop(client)  # let go as it is read: uploads are large
             try:
@@ -58,12 +58,12 @@ class FlowerTransport(Transport):
                 log.warning("node %d: its reply is not used: %s", client, error)
         return received
 
-    def ask(self, payloads: Mapping[int, bytes], traffic: Traffic) -> dict[int, bytes]:
+    def ask(self, question: bytes, asked: Sequence[int], traffic: Traffic) -> dict[int, bytes]:
         """One exchange in bytes, by node: what a shuffler's transport goes through. `TooFew` where nobody answered."""
         began, found = time.perf_counter(), {}
         notes = {**self.terms, "exchange": self._exchanges}
         self._exchanges += 1
-        for node, reply in self.send({n: content(notes, payload) for n, payload in payloads.items()}, traffic).items():
+        for node, reply in self.send({node: content(notes, question) for node in asked}, traffic).items():
             try:
                 found[node] = payload_of(reply)
             except MessageError as error:

@@ -118,4 +118,5 @@ class Question:
 
 
 def _context(federation: str) -> bytes:
+    """What a head is signed for."""
     return bind("ntkfl announcement v4", federation)

@@ -10,7 +10,7 @@ import random
 import ssl
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from ntkfl.atomic import write_private
 from ntkfl.crypto.hpke import SealingKey, SigningKey
@@ -32,12 +32,17 @@ if TYPE_CHECKING:
 
 SEALING_KEY, CREDENTIAL = "sealing-key.pem", "credential"
 _LONGEST_PAUSE_S = 2.0
+Signer = tuple[str, SigningKey]
 
 
 class HttpClient:
-    """A service at `url`, trusted by the certificates in the folder's `ca.pem` alone."""
+    """A service at `url`, trusted by the certificates in the folder's `ca.pem` alone. `signs` every request: a
+    credential, or the word "aggregator", and its holder's key.
+    """
 
-    def __init__(self, url: str, folder: Path, patience: float = 60, timeout: float = 60) -> None:
+    def __init__(
+        self, url: str, folder: Path, signs: Signer | None = None, patience: float = 60, timeout: float = 60
+    ) -> None:
         try:
             context = ssl.create_default_context(cafile=str(folder / CA))
         except (OSError, ssl.SSLError) as error:
@@ -45,12 +50,7 @@ class HttpClient:
         self.url, self.patience = url.rstrip("/"), patience
         limits = httpx.Timeout(timeout, connect=min(5, timeout))
         self._http = httpx.Client(base_url=self.url, verify=context, timeout=limits)
-        self._signs: tuple[str, SigningKey] | None = None
-
-    def identify(self, credential: str, key: SigningKey) -> Self:
-        """Sign requests from now on."""
-        self._signs = credential, key
-        return self
+        self.signs = signs
 
     def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
         """The body of the answer. A service that is away or overloaded is asked again for `patience` seconds.
@@ -59,8 +59,8 @@ class HttpClient:
         until, pause = time.monotonic() + self.patience, 0.1
         while True:
             request = self._http.build_request(method, path, content=body or None)
-            if self._signs is not None:
-                signed = sign_request(*self._signs, method, request.url.raw_path.decode(), body)
+            if self.signs is not None:
+                signed = sign_request(*self.signs, method, request.url.raw_path.decode(), body)
                 request.headers["authorization"] = signed
             try:
                 response = self._http.send(request)
@@ -100,7 +100,8 @@ class Identity:
         if (known.sealing_key, known.signing_key) != (self.sealing.public.hex(), self.signing.public.hex()):
             raise TrustError(f"the credential in {folder} was issued for other keys than those beside it")
         self.name = known.client
-        self._key_server = HttpClient(self.peers.key_server.url, folder, patience).identify(self.issued, self.signing)
+        self.signs: Signer = self.issued, self.signing
+        self._key_server = HttpClient(self.peers.key_server.url, folder, self.signs, patience)
 
     @staticmethod
     def write(folder: Path, sealing: SealingKey, signing: SigningKey, issued: str) -> None:
@@ -125,7 +126,7 @@ class ShufflerClient:
     """The shuffler for one run of the aggregator whose folder this is."""
 
     def __init__(self, folder: Path, peers: Peers, signer: SigningKey, run: str) -> None:
-        self.http = HttpClient(peers.shuffler.url, folder).identify(AGGREGATOR, signer)
+        self.http = HttpClient(peers.shuffler.url, folder, (AGGREGATOR, signer))
         self._run = f"/v1/runs/{run}"
 
     def begin(self, terms: str) -> int:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -28,7 +27,7 @@ from starlette.routing import Route
 from ntkfl.atomic import check_private, write_private
 from ntkfl.crypto.context import Secret, bind
 from ntkfl.crypto.hpke import KEY_BYTES
-from ntkfl.crypto.signed import NAME_PATTERN, Credential, seal_run_secret
+from ntkfl.crypto.signed import Credential, check_name, seal_run_secret
 from ntkfl.errors import ConfigError, Refused
 from ntkfl.services.peers import Peers
 from ntkfl.services.web import SignedRequest, serve, service_app
@@ -55,8 +54,7 @@ class KeyServer:
 
     def issue(self, client: str, sealing_key: bytes, signing_key: bytes) -> str:
         """A credential for a client's two public keys. Once a name: two holders would count as one client."""
-        if not re.fullmatch(NAME_PATTERN, client):
-            raise ConfigError(f"a client's name has up to 64 letters, digits, '.', '_' or '-', got {client!r}")
+        check_name(client)
         issued = Credential(self.peers.federation, client, sealing_key.hex(), signing_key.hex()).issue(self._key)
         try:
             with open(self.folder / "issued" / client, "x") as file:
@@ -67,7 +65,8 @@ class KeyServer:
 
     def revoke(self, client: str) -> None:
         """No ρ for this client any more, and the shuffler takes nothing from it."""
-        if not re.fullmatch(NAME_PATTERN, client) or not (self.folder / "issued" / client).exists():
+        check_name(client)
+        if not (self.folder / "issued" / client).exists():
             raise ConfigError(f"no client {client!r}; {self.folder / 'issued'} has a file for each")
         (self.folder / "revoked" / client).touch()
 
@@ -80,8 +79,7 @@ class KeyServer:
 
     def run_secret(self, credential: Credential, run: str) -> dict[str, str]:
         """The run's ρ, sealed to the credential's holder, who must have been authenticated."""
-        if not re.fullmatch(NAME_PATTERN, run):
-            raise Refused("malformed", "a run's name has up to 64 letters, digits, '.', '_' or '-'")
+        check_name(run)
         if credential.client in self.revoked():
             raise Refused("revoked", "this client is revoked")
         about = bind("ntkfl rho v1", self.peers.federation, run)
@@ -100,6 +98,7 @@ def key_server_app(server: KeyServer) -> Starlette:
     """The two requests of the module's docstring, and `/health`."""
 
     async def run_secret(request: Request) -> Response:
+        """ρ for the client that signed the request."""
         signed = SignedRequest(request, server.peers)
         if signed.credential is None:
             raise Refused("not-client", "only clients ask for this")
@@ -107,6 +106,7 @@ def key_server_app(server: KeyServer) -> Starlette:
         return JSONResponse(await run_in_threadpool(server.run_secret, signed.credential, request.path_params["run"]))
 
     async def revoked(_: Request) -> Response:
+        """For anybody: names are no secret to who takes part, and the shuffler has no credential."""
         return JSONResponse(await run_in_threadpool(server.revoked))
 
     routes = [Route("/v1/runs/{run}/secret", run_secret, methods=["POST"]), Route("/v1/revoked", revoked)]

@@ -21,7 +21,6 @@ from ntkfl.safe_parse import read_toml
 
 FILE, SIGNING_KEY = "federation.toml", "signing-key.pem"
 TLS_CERT, TLS_KEY, CA = "tls.pem", "tls-key.pem", "ca.pem"
-PROTOCOL = 5  # between the roles
 HEX_KEY = "^[0-9a-f]{64}$"
 
 
@@ -56,7 +55,6 @@ class RoundTerms(Options):
 class Peers(Options):
     """Addresses and public keys of the roles, and the terms of a round."""
 
-    protocol: int = PROTOCOL
     federation: str = Field(pattern=NAME_PATTERN)
     round: RoundTerms
     key_server: ServicePeer
@@ -66,13 +64,10 @@ class Peers(Options):
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Of a role's folder."""
-        values = read_toml(folder / FILE)
-        if values.get("protocol") != PROTOCOL:
-            found = values.get("protocol", "none")
-            raise ConfigError(f"{folder / FILE} is of protocol version {found}, this is {PROTOCOL}: make it anew")
-        return cls(**values)
+        return cls(**read_toml(folder / FILE))
 
     def write(self, folder: Path) -> None:
+        """Into a role's folder."""
         write_atomically(folder / FILE, tomli_w.dumps(self.model_dump(mode="json")).encode())
 
     def load_key(self, folder: Path, role: str) -> SigningKey:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import threading
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from starlette.routing import Route
 from ntkfl.atomic import write_atomically
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.row_frames import FRAME_BYTES, SEED_BYTES, Announced, BatchKey, pack_rows, unpack_rows
-from ntkfl.crypto.signed import NAME_PATTERN, issue_receipt
+from ntkfl.crypto.signed import check_name, issue_receipt
 from ntkfl.errors import ConfigError, MessageError, NTKFLError, Refused, TrustError
 from ntkfl.safe_parse import parse_json
 from ntkfl.services.announcement import MOST_HEAD, Head
@@ -47,7 +46,8 @@ class Runs:
     def __init__(self, folder: Path, peers: Peers) -> None:
         self._folder, self._peers, self._lock = folder, peers, threading.Lock()
         self._key_server = HttpClient(peers.key_server.url, folder, patience=0, timeout=3)
-        self._stores = {name: self._load(name) for name in {path.stem[4:] for path in folder.glob("run-*.*")}}
+        files = (path for path in folder.glob("run-*") if path.suffix in (".sqlite", ".released"))
+        self._stores = {name: self._load(name) for name in {path.stem[4:] for path in files}}
 
     def close(self) -> None:
         for store in self._stores.values():
@@ -62,8 +62,7 @@ class Runs:
 
     def begin(self, run: str, terms: str) -> int:
         """Begin a run, or go on with it: the first round that was not announced yet."""
-        if not re.fullmatch(NAME_PATTERN, run):
-            raise Refused("malformed", "a run's name has up to 64 letters, digits, '.', '_' or '-'")
+        check_name(run)
         with self._lock:
             if run not in self._stores:
                 try:
@@ -73,6 +72,7 @@ class Runs:
         return self._stores[run].begin(terms)
 
     def find(self, run: str) -> BatchStore:
+        """The state of a run that was begun here."""
         if run not in self._stores:
             raise Refused("unknown-run", "the aggregator has not begun this run here")
         return self._stores[run]
@@ -135,6 +135,7 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         return await signed.body(most)
 
     async def begin(request: Request) -> Response:
+        """Pin a run's terms, and tell the aggregator which round comes next."""
         terms = (await asked(request, 64)).decode("ascii", "replace")
         return JSONResponse(await run_in_threadpool(runs.begin, request.path_params["run"], terms))
 

@@ -42,7 +42,6 @@ from ntkfl.atomic import write_atomically
 from ntkfl.crypto.row_frames import SEED_BYTES, Announced, BatchKey
 from ntkfl.errors import ConfigError, Refused
 from ntkfl.services.announcement import Batch
-from ntkfl.services.peers import PROTOCOL
 
 _GENERATOR = SystemRandom()  # the operating system's
 _BROKEN = (sqlite3.Error, OSError, TypeError, ValueError)  # what comes of a damaged file, or a full disk
@@ -52,8 +51,8 @@ _RESTORED = (
     "batch twice; delete the run's files and begin a new run"
 )
 _SCHEMA = """
-CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
-INSERT INTO facts VALUES ('salt', randomblob(32))
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+INSERT OR IGNORE INTO facts VALUES ('salt', randomblob(32))
 """
 _OPENED = """
 CREATE TABLE senders (client TEXT PRIMARY KEY, seed BLOB) WITHOUT ROWID;
@@ -110,6 +109,7 @@ class BatchStore:
             raise
 
     def close(self) -> None:
+        """Let go of the file, which another process may then use."""
         with self._lock:
             self._db.close()
 
@@ -128,7 +128,7 @@ class BatchStore:
 
         `terms`, where the run began with some, must be those. From the clients `revoked` by then nothing is taken.
         """
-        announced = Announced(batch.check().key, digest).check()
+        announced = Announced(batch.check().key, digest)
         with self._transaction() as db:
             if terms is not None:
                 _check_terms(db, terms)
@@ -221,6 +221,7 @@ class BatchStore:
     # -- Inside a transaction
 
     def _find(self, db: sqlite3.Connection, key: BatchKey) -> Record:
+        """The newest batch, if it is the one of this key; `Refused` otherwise."""
         newest = _newest(db)
         if newest is None or newest.batch.key < key:
             raise Refused("unknown-batch", f"no batch {tuple(key)} was opened")
@@ -288,6 +289,7 @@ class BatchStore:
 
 
 def _fact(db: sqlite3.Connection, name: str) -> Any:
+    """One of `run`, `salt`, `terms`, `revoked`, `batch`, and `released`, the number of the newest release; or None."""
     found = db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
     return found and found[0]
 
@@ -344,6 +346,7 @@ def _tag(db: sqlite3.Connection, name: str) -> bytes:
 
 
 def _check_terms(db: sqlite3.Connection, terms: str) -> None:
+    """`Refused` unless the run began with these terms: what was promised to clients cannot change under way."""
     if _fact(db, "terms") != terms:
         raise Refused("other-terms", "this run began with other terms: give the new one a name of its own")
 
@@ -402,19 +405,15 @@ def _connect(path: Path | None, run: str) -> sqlite3.Connection:
         ):
             db.execute(f"PRAGMA {pragma}")
         db.execute("BEGIN IMMEDIATE")
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            for statement in _SCHEMA.split(";"):
-                db.execute(statement)
-            _keep(db, "run", run)
-            db.execute(f"PRAGMA user_version = {PROTOCOL}")
-            version = PROTOCOL
-        owner = _fact(db, "run") if version == PROTOCOL else None
+        for statement in _SCHEMA.split(";"):
+            db.execute(statement)
+        if (owner := _fact(db, "run")) is None:
+            _keep(db, "run", owner := run)
         db.execute("COMMIT")
     except _BROKEN as error:
         why = f"maybe another process does: {_line(error)}"
         raise ConfigError(f"cannot use the shuffler's state {path}, {why}") from None
     if owner != run:
         db.close()
-        raise ConfigError(f"{path} is of another run, or of another version of ntkfl: move it away")
+        raise ConfigError(f"{path} is of another run: move it away")
     return db
