@@ -320,15 +320,12 @@ def services(scratch: Path) -> Iterator[Target]:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     from ntkfl.crypto.context import Secret, bind
-    from ntkfl.crypto.credentials import Credential
     from ntkfl.crypto.hpke import SealingKey, SigningKey
-    from ntkfl.crypto.receipt import check_receipt, issue_receipt
     from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, pack_rows, seal_rows, unpack_rows
-    from ntkfl.services.announcement import Head, Question
-    from ntkfl.services.key_server import open_run_secret, seal_run_secret
+    from ntkfl.crypto.signed import Credential, check_receipt, issue_receipt, open_run_secret, seal_run_secret
+    from ntkfl.services.announcement import Batch, Head, Question
     from ntkfl.services.peers import AggregatorPeer, Peers, RoundTerms, ServicePeer
-    from ntkfl.services.shuffler.batch import Batch
-    from ntkfl.services.shuffler.store import BatchStore
+    from ntkfl.services.store import BatchStore
 
     names, key = ("federation-0", "run-0"), BatchKey(3, 0)
     said = Announced(key, bytes(range(32)))
@@ -381,7 +378,7 @@ def services(scratch: Path) -> Iterator[Target]:
         store = BatchStore(own, run="f/r")
         try:
             store.submit("b", said, [b"efgh"])
-            assert sorted(store.release(key)) == [b"abcd", b"efgh"]
+            assert sorted(store.release(key).rows) == [b"abcd", b"efgh"]
         finally:
             store.close()
             for left in path.parent.glob(f"{own.stem}*"):

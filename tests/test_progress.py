@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from ntkfl.federation import callbacks
-from ntkfl.federation.callbacks import Progress
+from ntkfl.federation import simulation
+from ntkfl.federation.simulation import Progress
 from ntkfl.progress import ProgressBar, span
 
 
@@ -36,7 +36,7 @@ def rounds(progress: Progress, clock: Clock, numbers: Iterable[int], total: int)
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(callbacks, "ProgressBar", partial(ProgressBar, clock=clock))
+    monkeypatch.setattr(simulation, "ProgressBar", partial(ProgressBar, clock=clock))
     return clock
 
 

@@ -17,7 +17,7 @@ File = Annotated[Path, typer.Argument(help="The site's policy.toml; its ledger i
 
 TEMPLATE = """\
 # What may leave this site: docs/sites.md explains every line.
-methods = ["private-sums", "private-ridge"]  # or kinds of reply: "rows", "updates", "sums"; "flower": a guarded app
+methods = ["private-sums", "private-ridge"]  # or kinds of reply: "rows", "updates", "sums"
 secure_sum = "required"   # or "optional": the server may see this site's own replies
 min_clients = 4           # rounds of fewer clients are refused
 # shuffler = "sha256:…"   # of its public key; without it any shuffler will do
@@ -28,10 +28,6 @@ epsilon_per_run = 3.0
 epsilon_per_year = 6.0    # sum over the runs of the last 365 days
 delta = 1e-6              # of each run
 noise_clients = 1         # of secure sums: clients whose noise counts, this one among them
-
-# [flower]                # an ordinary Flower app under ntkfl.flower.guard
-# metrics = ["train_loss", "num-examples"]
-# max_mb = 100
 """
 
 

@@ -36,7 +36,7 @@ def shuffler(folder: Folder, host: Host = None, port: Port = None) -> None:
     from ntkfl.services.web import configure_logging  # needs the extra
 
     configure_logging()
-    from ntkfl.services.shuffler.app import serve_shuffler
+    from ntkfl.services.shuffler import serve_shuffler
 
     typer.echo(f"holds rows it cannot read in {folder}, and until a batch is released who sent them; logs no names")
     serve_shuffler(folder, host, port)

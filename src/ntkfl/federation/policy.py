@@ -37,7 +37,6 @@ from ntkfl.safe_parse import parse_json, read_toml
 from ntkfl.user_code import is_code
 
 SENT = ("rows", "updates", "sums", "samples")  # kinds of reply, as a policy calls them
-FLOWER = "flower"  # in `methods`: an ordinary Flower app, whose replies `ntkfl.flower.guard` checks
 ENVIRONMENT, FOLDER = "NTKFL_POLICY", "ledger"
 _DIGEST = "^(sha256:[0-9a-f]{64})?$"
 _MOST_BYTES, _EXCHANGES = 16_384, 8  # of terms; in a round, on average
@@ -127,13 +126,6 @@ class Limits(Options):
     noise_clients: int = Field(1, ge=1, description="of secure sums: clients whose noise counts, this one among them")
 
 
-class Guarded(Options):
-    """[flower]: replies of an ordinary Flower app."""
-
-    metrics: tuple[str, ...] = Field((), description="single numbers that may leave, by name")
-    max_mb: float = Field(1000.0, gt=0, description="arrays of one reply, in megabytes")
-
-
 class Policy(Options):
     """policy.toml: what may leave a site."""
 
@@ -143,12 +135,11 @@ class Policy(Options):
     min_clients: int = Field(1, ge=1, description="clients in a round, at least")
     privacy: Limits | None = None
     code: tuple[str, ...] = Field((), description="sha256:… of ntkfl and of the app; none: any code")
-    flower: Guarded = Guarded()
 
     def model_post_init(self, _: object) -> None:
         for name in self.methods:
-            if not is_code(name) and name not in (*METHODS, *SENT, FLOWER):
-                raise unknown("method or kind of reply", name, (*METHODS, *SENT, FLOWER))
+            if not is_code(name) and name not in (*METHODS, *SENT):
+                raise unknown("method or kind of reply", name, (*METHODS, *SENT))
 
     @staticmethod
     def read(path: Path) -> Policy:
@@ -309,24 +300,9 @@ class Site:
                     return reply
             reply = make()  # takes long, and others may need the ledger
 
-    def check_app(self) -> None:
-        """Refuse an ordinary Flower app where the policy asks for what only a method of this package can keep."""
-        if FLOWER not in self.policy.methods and (self.policy.privacy or "updates" not in self.policy.methods):
-            raise _refused(f"an ordinary Flower app, and the policy's methods do not name {FLOWER!r}")
-        if self.policy.secure_sum == "required" or self.policy.min_clients > 1:
-            raise _refused("an ordinary Flower app cannot show secure sums or a least number of clients")
-        self._check_running_code()
-
-    def record(self, run: object, round: int, size: int, digest: str) -> None:
-        """Enter a reply of an ordinary Flower app."""
-        with self.ledger.locked():
-            self._enter("reply", str(run), None, None, round=round, bytes=size, reply=digest)
-
-    def _enter(
-        self, what: Literal["terms", "reply"], run: str, terms: Terms | None, agreed: Agreed | None, **about: Any
-    ) -> None:
-        """Append an entry to the ledger, which the caller holds; without terms it is of an ordinary Flower app."""
-        method = {"terms": terms.digest, "method": agreed.method.name} if terms and agreed else {"method": FLOWER}
+    def _enter(self, what: Literal["terms", "reply"], run: str, terms: Terms, agreed: Agreed, **about: Any) -> None:
+        """Append an entry to the ledger, which the caller holds."""
+        method = {"terms": terms.digest, "method": agreed.method.name}
         self.ledger.append(LedgerEntry(what=what, run=run, time=_clock(), node=self.node, **method, **about))
 
     def _check_again(self, entry: LedgerEntry, question: bytes) -> None:

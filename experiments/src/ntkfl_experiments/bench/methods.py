@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 import ntkfl
-from ntkfl.federation.callbacks import Functions
 from ntkfl.federation.run_folder import Record
 from ntkfl.methods import NTKFL, QSGD, FedAdam, FedAvg, FedCOM, Method, Scaffold, SumNTKFL
 from ntkfl_experiments.bench.timing import BenchRow, Setting, fashion, synthetic
@@ -35,7 +34,7 @@ def _row(
         sent[:] = [record[f"{way}_bytes"] / 2**20 for way in ("uplink", "downlink")]
 
     torch.manual_seed(0)
-    model, watched = ntkfl.models.mlp(inputs, hidden, 10), [Functions(on_round=on_round)]
+    model, watched = ntkfl.models.mlp(inputs, hidden, 10), [on_round]
     how = {"rounds": rounds, "clients_per_round": _CLIENTS, "device": setting.device, "callbacks": watched}
     ntkfl.train(model, fed, method, **how)  # type: ignore[arg-type]
     note = f"{sent[0]:,.3g} MiB up, {sent[1]:,.3g} down"
