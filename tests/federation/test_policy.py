@@ -24,7 +24,6 @@ from ntkfl.methods import (
     CPNTKFL,
     NTKFL,
     Centralized,
-    DPFedAvg,
     FedAvg,
     Method,
     PrivateRidge,
@@ -52,7 +51,7 @@ code = []
 """
 KEY, OTHER = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
 LIMITS = Limits(epsilon_per_run=3.0, epsilon_per_year=6.0, delta=1e-5)
-PRIVATE = Policy(methods=("private-sums", "private-ridge", "dp-fedavg"), privacy=LIMITS)
+PRIVATE = Policy(methods=("private-sums", "private-ridge"), privacy=LIMITS)
 
 
 def agreed(method: Method, **privacy: Any) -> Agreed:
@@ -651,7 +650,3 @@ def test_what_is_shown_to_a_data_protection_officer(tmp_path: Path) -> None:
     assert any(line.split()[-5:] == ["47114711471147114", "private-sums", "1", "3", "0.02"] for line in lines)
     assert any(line.split()[-5:] == ["4712", "sum-ntk-fl", "1", "none", "0.02"] for line in lines)
     assert lines[-1] == "ε of one record within 365 days: 3 of 6; 3 are left"
-
-
-def test_a_client_level_guarantee_is_worth_less_for_a_record() -> None:
-    assert PRIVATE.epsilon(agreed(DPFedAvg()), 20) == pytest.approx(6.64, abs=0.01)

@@ -17,7 +17,6 @@ from tests.methods.rounds import DIMENSIONS, play, small_clients, small_task
 OPTIONS: dict[str, dict[str, object]] = {
     "fedadam": {"server_lr": 0.05},
     "private-sums": {"clip": 1.0, "lr": 0.3},
-    "dp-fedavg": {"clip": 10.0},
 }
 VARIANTS: list[tuple[str, dict[str, object], dict[str, Any]]] = [
     *((name, {}, {}) for name in METHODS),

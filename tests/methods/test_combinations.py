@@ -17,7 +17,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("scaffold", {"secure_sum": True}, {}, "scaffold needs more of clients than the sum of their replies"),
     ("fedavg", {"sparsity": 0.9}, {}, "sparsity is for methods that send rows, and fedavg sends updates"),
     ("sum-ntk-fl", {"values": "8bit"}, {}, "values is for methods that send rows, and sum-ntk-fl sends sums"),
-    ("fedavg", {"epsilon": 1.0}, {}, "fedavg adds none: take private-sums, private-ridge or dp-fedavg"),
+    ("fedavg", {"epsilon": 1.0}, {}, "fedavg adds none: take private-sums or private-ridge"),
     ("sum-ntk-fl", {"noise_clients": 3}, {}, "noise_clients is for methods that add noise"),
     ("sum-ntk-fl", {}, {"updates": "median"}, "robust updates bounds updates, and sum-ntk-fl sends sums"),
     ("fedavg", {}, {"trim": 0.1}, "robust trim bounds rows, and fedavg sends updates"),

@@ -35,7 +35,7 @@ VERBS = {
 
 METHODS = (
     "ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "private-sums", "sum-ridge", "private-ridge", "fedavg",
-    "fednova", "fedprox", "scaffold", "fedadam", "fedcom", "qsgd", "dp-fedavg", "data-share", "centralized",
+    "fednova", "fedprox", "scaffold", "fedadam", "fedcom", "qsgd", "data-share", "centralized",
 )  # fmt: skip
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards", "client")

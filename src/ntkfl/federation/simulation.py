@@ -36,7 +36,8 @@ from ntkfl.methods.batchnorm import statistics
 from ntkfl.methods.combinations import settle
 from ntkfl.methods.replies import by_samples
 from ntkfl.methods.robust import Robust
-from ntkfl.methods.sums.noisy_sums import noise_advice, promises, unit_of
+from ntkfl.methods.sums.noisy_sums import promises
+from ntkfl.methods.sums.private_sums import noise_advice
 from ntkfl.models.backbone import flat_hint
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sum_accounting import Participation
@@ -309,15 +310,15 @@ class Simulation:
             )
         samples = sum(self.data.sizes) / len(self.data) * self.clients_per_round
         lines += noise_advice(self.method, self.task, samples, self.clients_per_round, rounds)
-        protected = sum(self.data.sizes) if unit_of(self.method) == "record" else len(self.data)
-        if self.privacy.epsilon and self.privacy.delta * protected >= 1:
+        records = sum(self.data.sizes)
+        if self.privacy.epsilon and self.privacy.delta * records >= 1:
             lines.append(
-                f"delta = {self.privacy.delta:g} allows publishing one {unit_of(self.method)} of the {protected} there "
-                f"are: take a delta far below {1 / protected:.1g}"
+                f"delta = {self.privacy.delta:g} allows publishing one record of the {records} there are: "
+                f"take a delta far below {1 / records:.1g}"
             )
         lines += scale_advice(self.all_data, self.privacy.hides_clients)
         most = self.privacy.sum_samples
-        counted = self.privacy.secure_sum and by_samples(self.method) and unit_of(self.method) == "record"
+        counted = self.privacy.secure_sum and by_samples(self.method)
         large = sum(size > most for size in self.data.sizes) if counted else 0
         if large:
             have, count = ("has", "counts") if large == 1 else ("have", "count")

@@ -13,7 +13,6 @@ from ntkfl.methods.base import Method, Outcome
 from ntkfl.methods.robust import Robust
 from ntkfl.methods.rows.cp_ntk_fl import CPNTKFL
 from ntkfl.methods.rows.ntk_fl import NTKFL
-from ntkfl.methods.sums.dp_fedavg import DPFedAvg
 from ntkfl.methods.sums.private_ridge import PrivateRidge
 from ntkfl.methods.sums.private_sums import PrivateSums
 from ntkfl.methods.sums.sum_ntk_fl import SumNTKFL
@@ -22,12 +21,12 @@ from ntkfl.methods.task import ClientRound, State, Task
 from ntkfl.privacy.settings import Privacy
 
 _SUMS = (SumNTKFL, PrivateSums, SumRidge, PrivateRidge)
-_AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD, DPFedAvg)
+_AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD)
 _ALL = (NTKFL, CPNTKFL, *_SUMS, *_AVERAGES, DataShare, Centralized)
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
 __all__ = [
-    "CPNTKFL", "METHODS", "NTKFL", "QSGD", "Centralized", "ClientRound", "DPFedAvg", "DataShare", "FedAdam", "FedAvg",
+    "CPNTKFL", "METHODS", "NTKFL", "QSGD", "Centralized", "ClientRound", "DataShare", "FedAdam", "FedAvg",
     "FedCOM", "FedNova", "FedProx", "Method", "Outcome", "Privacy", "PrivateRidge", "PrivateSums", "Robust", "Scaffold",
     "State", "SumNTKFL", "SumRidge", "Task",
 ]  # fmt: skip

@@ -57,8 +57,7 @@ def _check_privacy(method: Method, privacy: Privacy) -> None:
         raise ConfigError(f"{given[0]} is for methods that send rows, and {method.name} sends {_words(kinds)}")
     if not adds_noise(method) and (given := _changed(privacy, _NOISE)):
         raise ConfigError(
-            f"{given[0]} is for methods that add noise, and {method.name} adds none: "
-            "take private-sums, private-ridge or dp-fedavg"
+            f"{given[0]} is for methods that add noise, and {method.name} adds none: take private-sums or private-ridge"
         )
     if isinstance(method, NoisySums):
         method.check_privacy(privacy)

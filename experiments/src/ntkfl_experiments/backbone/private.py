@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ntkfl.methods.sums.noisy_sums import scaled_triangle, unscaled
 from ntkfl.methods.sums.private_ridge import cleaned
-from ntkfl.methods.sums.whitening import scaled_triangle, unscaled
 from ntkfl.privacy.sum_accounting import budget
 from ntkfl_experiments.backbone.trials import CHOSEN_ON, CLIENTS, SEEDS, HeadTrial, Table
 

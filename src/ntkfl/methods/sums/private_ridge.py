@@ -31,8 +31,7 @@ from ntkfl.errors import ConfigError
 from ntkfl.methods.base import Outcome, Round
 from ntkfl.methods.replies import WEIGHTS, Reply
 from ntkfl.methods.sums.last_layer import head_inputs, last_layer
-from ntkfl.methods.sums.noisy_sums import LARGEST, NoisyIntegers, NoisySums
-from ntkfl.methods.sums.whitening import scaled_triangle, unscaled
+from ntkfl.methods.sums.noisy_sums import LARGEST, NoisyIntegers, NoisySums, scaled_triangle, unscaled
 from ntkfl.methods.task import ClientRound, State, Task, check_finite
 from ntkfl.privacy.settings import Privacy
 from ntkfl.wire.message import Message
@@ -57,7 +56,6 @@ class PrivateRidge(NoisySums):
     paper: ClassVar[str] = "after He et al. 2025, with distributed noise (Kairouz et al. 2021)"
     replies: ClassVar[Mapping[str, type[Reply]]] = {"weights": RidgeIntegers}
     _privacy: ClassVar[Privacy] = Privacy(epsilon=3.0, budget_rounds=1)
-    contribution: ClassVar[str] = ""  # all numbers grow with samples alone
     first: ClassVar[str] = _GRAM
     grains: ClassVar[int] = 2**16  # rounding must not count beside the millions of numbers of G
     rounding: ClassVar[float] = 1e-6  # norms are computed in float64
