@@ -255,7 +255,7 @@ ROUNDS: dict[str, dict[str, Any]] = {  # each kind of reply, and each codec of o
     "ntk-fl": {"steps": (5.0, 20.0, 50.0, 200.0, 1000.0, 4000.0)},
     "cp-ntk-fl": {},
     "sum-ntk-fl": {},
-    "sum-ridge": {"values": "8bit"},
+    "sum-ridge": {},
     "scaffold": {"local_steps": 2},
     "qsgd": {},
 }
