@@ -11,7 +11,7 @@ import ntkfl
 from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods import CPNTKFL, NTKFL
 from ntkfl.methods.base import privacy_of
-from ntkfl.methods.rows.upload import TangentRows
+from ntkfl.methods.ntk_fl import TangentRows
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sparsify import kept
 from ntkfl.wire.topk import topk_bytes

@@ -19,9 +19,8 @@ from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.client import honest
 from ntkfl.federation.seeds import derive
 from ntkfl.methods import ClientRound, Method, Task
+from ntkfl.methods.ntk_fl import CandidateLosses, TangentRows, pack
 from ntkfl.methods.replies import WEIGHTS, Reply, Update
-from ntkfl.methods.rows.candidates import CandidateLosses
-from ntkfl.methods.rows.upload import TangentRows, pack
 from ntkfl.options import Options
 from ntkfl.tangent.factored import FactoredBlock
 from ntkfl.tangent.jacobian import Block, BlockJacobian

@@ -17,7 +17,6 @@ from ntkfl.data.sources import FORMS, is_own
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.byzantine import Byzantine
 from ntkfl.methods import METHODS, Method
-from ntkfl.methods.base import suited_model
 from ntkfl.methods.combinations import settle
 from ntkfl.methods.robust import Robust
 from ntkfl.models import MODELS
@@ -151,7 +150,7 @@ class ModelConfig(Options):
         """With what suits the method, and defaults spelled out, where nothing was said."""
         if self.name != "mlp":  # what suits methods are options of a perceptron
             return self
-        suits = {"hidden": _HIDDEN, "gain": 1.0, "bias": 0.0, **suited_model(method)}
+        suits = {"hidden": _HIDDEN, "gain": 1.0, "bias": 0.0, **method.suits}
         return ModelConfig(**{**suits, **self.model_dump(exclude_none=True)})
 
 

@@ -10,9 +10,8 @@ from ntkfl.methods.averaging.fedprox import FedProx
 from ntkfl.methods.averaging.qsgd import QSGD
 from ntkfl.methods.averaging.scaffold import Scaffold
 from ntkfl.methods.base import Method, Outcome
+from ntkfl.methods.ntk_fl import CPNTKFL, NTKFL
 from ntkfl.methods.robust import Robust
-from ntkfl.methods.rows.cp_ntk_fl import CPNTKFL
-from ntkfl.methods.rows.ntk_fl import NTKFL
 from ntkfl.methods.sums.private_ridge import PrivateRidge
 from ntkfl.methods.sums.private_sums import PrivateSums
 from ntkfl.methods.sums.sum_ntk_fl import SumNTKFL

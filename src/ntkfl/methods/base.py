@@ -66,7 +66,7 @@ class Method(Options):
     paper: ClassVar[str] = ""
     replies: ClassVar[Mapping[str, type[Reply]]] = {"weights": Update}
     _privacy: ClassVar[Privacy] = Privacy()  # in place of the settings' defaults, of a method that is private by itself
-    _model: ClassVar[Mapping[str, float]] = {}  # options of a perceptron that suit it, where none are given
+    suits: ClassVar[Mapping[str, float]] = {}  # options of a perceptron's first weights, where none are given
 
     loss: Annotated[AnyLoss, PlainSerializer(loss_name, when_used="json")] = Field(
         "ce", description="ce, mse, or package.module:name"
@@ -114,11 +114,6 @@ def fitted(method: Method, model: nn.Module, outputs: int, everyone: bool) -> Me
     gave them: what a run goes on with.
     """
     return method._fitted(model, outputs, everyone)
-
-
-def suited_model(method: Method | type[Method]) -> Mapping[str, float]:
-    """Options of a perceptron's first weights that suit the method, where none are given."""
-    return method._model
 
 
 def privacy_of(method: Method | type[Method], given: Privacy | None = None) -> Privacy:

@@ -19,10 +19,7 @@ _OF_ROWS = ("sparsity", "values")
 _BOUNDS = {
     "updates": ("update", True),
     "row_clip": ("rows", False),
-    "drop_opposed": ("rows", False),
-    "trim": ("rows", False),
     "trim_losses": ("rows", False),
-    "verify": ("rows", False),
 }
 
 
@@ -42,7 +39,6 @@ def settle(
         single = not (own.secure_sum or adds_noise(method))  # what one client sent is seen, and may be compared
         kinds = kinds_of(method)
         robust = Robust.on([kind for kind in kinds if single or kind == "rows"])
-        robust = robust.model_copy(update={"verify": robust.verify and not own.sparsity})  # sparse rows hold no inputs
     bounds = robust or Robust()
     _check_privacy(method, own)
     _check_bounds(method, own, bounds)
@@ -73,8 +69,6 @@ def _check_bounds(method: Method, privacy: Privacy, robust: Robust) -> None:
             raise ConfigError(f"robust {name} compares clients, of whom a secure sum shows none: leave one of them out")
         if compares and adds_noise(method):
             raise ConfigError(f"robust {name}: {method.name} clips every client's contribution already: leave it out")
-    if robust.verify and privacy.sparsity:
-        raise ConfigError("verify computes rows again from inputs, and sparse rows hold none: leave one of them out")
 
 
 def _changed(settings: Privacy | Robust, names: tuple[str, ...]) -> list[str]:

@@ -25,11 +25,8 @@ from ntkfl.data.catalog import load, locate
 from ntkfl.federation import server
 from ntkfl.federation.evaluation import OwnTestSet
 from ntkfl.federation.simulation import Simulation
-from ntkfl.methods import NTKFL, Task
-from ntkfl.methods.rows import ntk_fl, robust_rows
-from ntkfl.methods.rows.candidates import CandidateLosses
-from ntkfl.methods.rows.robust_rows import Gathered
-from ntkfl.methods.rows.upload import TangentRows
+from ntkfl.methods import NTKFL, Task, ntk_fl
+from ntkfl.methods.ntk_fl import CandidateLosses, Gathered, TangentRows
 from ntkfl.models import mlp
 from ntkfl.tangent import Evolution
 from ntkfl.tangent.gemm import times_transposed
@@ -47,13 +44,9 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     (Message, "decode", "messages: decoded"),
     (server, "filter_replies", "server: messages read and checked"),
     (ntk_fl, "gather", "server: rows put together"),
-    (robust_rows, "true_rows", "defences: rows computed again"),
-    (robust_rows, "clip_rows", "defences: long rows clipped"),
-    (robust_rows, "opposed", "defences: opposed rows"),
-    (robust_rows, "without_outliers", "defences: outliers looked for"),
     (NTKFL, "evolve", EVOLUTION),
     (Evolution, "deltas", "server: weights of all candidates"),
-    (ntk_fl, "pack_span", "server: candidates packed"),
+    (ntk_fl, "candidates_question", "server: candidates packed"),
     (OwnTestSet, "measure", "evaluation"),
 )
 _CLIENTS = 20
@@ -113,8 +106,8 @@ class _Counting(NTKFL):
     _flop: float = PrivateAttr(0.0)
     _products: int = PrivateAttr(0)
 
-    def evolve(self, task: Task, rows: Gathered, times: Sequence[float], products: int | None = None) -> Evolution:
-        evolution = super().evolve(task, rows, times, products)
+    def evolve(self, task: Task, rows: Gathered, times: Sequence[float]) -> Evolution:
+        evolution = super().evolve(task, rows, times)
         self._products += evolution.statistics.evaluations
         # There and back through every layer: twice the weights, biases aside, for a product and a row.
         self._flop += 4.0 * evolution.statistics.evaluations * len(rows.y) * task.like.numel()

@@ -27,7 +27,7 @@ from ntkfl.audit.measures import guesses, psnr, ssim
 from ntkfl.data import load
 from ntkfl.federation.build import build_network
 from ntkfl.federation.config import ModelConfig
-from ntkfl.methods.rows.upload import TangentRows
+from ntkfl.methods.ntk_fl import TangentRows
 from ntkfl.methods.task import Task
 from ntkfl.privacy.settings import Privacy
 from ntkfl.tangent import Jacobian
