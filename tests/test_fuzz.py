@@ -43,7 +43,7 @@ from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import execute
 from ntkfl.methods import METHODS, ClientRound, Method, Privacy, State, Task
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import settle
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.report.page import render
 from ntkfl.report.runs import find

@@ -17,7 +17,7 @@ from ntkfl.federation.local_shuffler import LocalShuffler
 from ntkfl.federation.server import Server
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.methods import ClientRound, Method, Outcome, State, Task
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import settle
 from ntkfl.methods.replies import Reply
 from ntkfl.methods.robust import Robust
 from ntkfl.privacy.randomness import Randomness

@@ -17,7 +17,7 @@ from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import Simulation, execute
 from ntkfl.methods import METHODS, NTKFL, FedAvg, Method, Privacy, Robust, SumNTKFL, Task
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import settle
 from ntkfl.methods.ntk_fl import candidates_question
 from ntkfl.methods.replies import Reply
 from ntkfl.wire import Message

@@ -12,7 +12,7 @@ from ntkfl.federation.privacy_statement import sum_promise
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import execute
 from ntkfl.methods import METHODS, Privacy
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import settle
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from ntkfl.data.sources import FORMS, is_own
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.byzantine import Byzantine
 from ntkfl.methods import METHODS, Method
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import settle
 from ntkfl.methods.robust import Robust
 from ntkfl.models import MODELS
 from ntkfl.options import NONE, Options, written

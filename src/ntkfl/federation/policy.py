@@ -26,8 +26,7 @@ from ntkfl.errors import ConfigError, MessageError, Refused, unknown
 from ntkfl.federation.config import build_method, describe_method
 from ntkfl.methods import METHODS, Method
 from ntkfl.methods.averaging.centralized import Samples
-from ntkfl.methods.base import adds_noise
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import adds_noise, settle
 from ntkfl.methods.sums.noisy_sums import releases_of
 from ntkfl.options import Options
 from ntkfl.privacy.ledger import Ledger, LedgerEntry, MemoryLedger, sha256, spent_in_year

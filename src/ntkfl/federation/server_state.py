@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ntkfl.errors import RunFolderError
 from ntkfl.federation.seeds import derive
 from ntkfl.methods import Method, Outcome, State, Task
-from ntkfl.methods.batchnorm import STATISTICS, load_statistics
+from ntkfl.methods.task import STATISTICS, load_statistics
 from ntkfl.tangent.parameters import load_flat
 
 Batch = tuple[Tensor, Tensor]

@@ -31,13 +31,12 @@ from ntkfl.federation.run_folder import RunFolder, without_draw
 from ntkfl.federation.server import Server
 from ntkfl.federation.transport import Transport
 from ntkfl.methods import Method, Task
-from ntkfl.methods.base import fitted, kinds_of
-from ntkfl.methods.batchnorm import statistics
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import fitted, kinds_of, settle
 from ntkfl.methods.replies import by_samples
 from ntkfl.methods.robust import Robust
 from ntkfl.methods.sums.noisy_sums import promises
 from ntkfl.methods.sums.private_sums import noise_advice
+from ntkfl.methods.task import statistics
 from ntkfl.models.backbone import flat_hint
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sum_accounting import Participation

@@ -31,8 +31,7 @@ from ntkfl.flower import network
 from ntkfl.flower.records import content, note
 from ntkfl.flower.transport import FlowerTransport
 from ntkfl.methods import Method, Robust, Task
-from ntkfl.methods.base import fitted
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import fitted, settle
 from ntkfl.privacy.settings import Privacy
 from ntkfl.tangent.parameters import eager, flatten, full_precision
 from ntkfl.version import __version__

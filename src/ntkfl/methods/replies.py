@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError
-from ntkfl.methods.batchnorm import STATISTICS, flat_statistics
-from ntkfl.methods.task import ClientRound, Task
+from ntkfl.methods.task import STATISTICS, ClientRound, Task, flat_statistics
 from ntkfl.privacy.settings import SUM_LIMIT
 from ntkfl.wire.message import Message, check_finite_arrays, describes, join_rows, split_rows, take_array
 

@@ -9,8 +9,7 @@ import pytest
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import build_method
 from ntkfl.methods import METHODS, Privacy, Robust
-from ntkfl.methods.base import kinds_of
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import kinds_of, settle
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("ntk-fl", {"secure_sum": True}, {}, "ntk-fl needs more of clients than the sum of their replies"),
