@@ -4,10 +4,9 @@ from ntkfl.methods.averaging.centralized import Centralized
 from ntkfl.methods.averaging.data_share import DataShare
 from ntkfl.methods.averaging.fedadam import FedAdam
 from ntkfl.methods.averaging.fedavg import FedAvg
-from ntkfl.methods.averaging.fedcom import FedCOM
 from ntkfl.methods.averaging.fednova import FedNova
 from ntkfl.methods.averaging.fedprox import FedProx
-from ntkfl.methods.averaging.qsgd import QSGD
+from ntkfl.methods.averaging.qsgd import QSGD, FedCOM
 from ntkfl.methods.averaging.scaffold import Scaffold
 from ntkfl.methods.base import Method, Outcome
 from ntkfl.methods.ntk_fl import CPNTKFL, NTKFL
