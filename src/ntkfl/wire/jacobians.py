@@ -41,9 +41,7 @@ def pack_jacobian(J: Jacobian) -> dict[str, Tensor]:
 
 def unpack_jacobian(message: NamedArrays, outputs: int, columns: int, like: Tensor) -> BlockJacobian:
     """The Jacobian in an upload, every shape and column span checked against the network's (d2, d)."""
-    shape = message.take("jacobian", (2,)).tolist()
-    if shape != [outputs, columns]:
-        raise MessageError(f"a Jacobian of another network: {shape} outputs and weights, not {[outputs, columns]}")
+    check_network(message, outputs, columns)
     blocks: list[Block] = []
     claimed: list[slice] = []
     rows: int | None = None
@@ -64,6 +62,13 @@ def unpack_jacobian(message: NamedArrays, outputs: int, columns: int, like: Tens
     return BlockJacobian(blocks, outputs, columns)
 
 
+def check_network(message: NamedArrays, outputs: int, columns: int) -> None:
+    """`MessageError` unless the message says that its Jacobian is of a network with this d2 and d."""
+    shape = message.take("jacobian", (2,)).tolist()
+    if shape != [outputs, columns]:
+        raise MessageError(f"a Jacobian of another network: {shape} outputs and weights, not {[outputs, columns]}")
+
+
 def _dense(
     message: NamedArrays, name: str, rows: int | None, outputs: int, spans: list[slice | None], like: Tensor
 ) -> DenseBlock:
@@ -77,10 +82,12 @@ def _dense(
 def _factored(
     message: NamedArrays, i: int, rows: int | None, outputs: int, spans: list[slice | None], like: Tensor
 ) -> FactoredBlock:
-    number = 0
-    settings: tuple[int, ...] = ()
+    number, settings = 0, tuple[int, ...]()
     if f"{i}.layer" in message.arrays:
-        number, settings = _unpack_layer(message.take(f"{i}.layer", (None,)))
+        layer = message.take(f"{i}.layer", (None,))
+        if layer.dtype != torch.int64 or not len(layer) or not 0 <= int(layer[0]) < len(BLOCKS):
+            raise MessageError("a layer of unknown kind")
+        number, settings = int(layer[0]), tuple(layer[1:].tolist())
     g = message.take(f"{i}.g", (rows, outputs, None), like)
     a = message.take(f"{i}.a")
     if rows is not None and (a.ndim == 0 or len(a) != rows):
@@ -97,13 +104,6 @@ def _factored(
 
 def _width(span: slice) -> int:
     return int(span.stop - span.start)
-
-
-def _unpack_layer(layer: Tensor) -> tuple[int, tuple[int, ...]]:
-    if layer.dtype != torch.int64 or not len(layer) or not 0 <= int(layer[0]) < len(BLOCKS):
-        raise MessageError("a layer of unknown kind")
-    number, *settings = layer.tolist()
-    return number, tuple(settings)
 
 
 def _spans(columns: tuple[slice | None, ...]) -> Tensor:
