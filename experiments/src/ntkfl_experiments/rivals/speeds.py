@@ -28,7 +28,7 @@ class Unequal(LocalTraining):
 
     def steps(self, client: ClientRound) -> int:
         if _SPEED not in client.memory:
-            drawn = client.randomness.integers("steps", 1, self.most_local_steps - self.local_steps + 1)
+            drawn = client.randomness.uniforms("steps", 1) * (self.most_local_steps - self.local_steps + 1)
             client.memory[_SPEED] = self.local_steps + torch.from_numpy(drawn)[0]
         return int(client.memory[_SPEED])
 
