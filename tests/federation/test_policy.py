@@ -191,7 +191,6 @@ def test_a_server_cannot_write_terms_beyond_what_its_noise_is_for(tmp_path: Path
 @pytest.mark.parametrize(
     ("method", "lie", "said"),
     [
-        (PrivateRidge(), {"budget_rounds": 11}, "spends ε in one round"),  # all of G's share in each of them
         (FedAvg(), {"epsilon": 3.0}, "fedavg adds none"),  # an ε in the ledger, and no noise
         (SumNTKFL(), {"epsilon": 3.0}, "sum-ntk-fl adds none"),
         (CPNTKFL(), {"secure_sum": True}, "leave"),
@@ -383,13 +382,12 @@ def test_epsilon_covers_whatever_the_network_lets_the_first_round_release(
 
 
 def test_the_epsilon_of_private_ridge_is_that_of_both_its_sums() -> None:
-    method = PrivateRidge(gram_share=0.7)
+    method = PrivateRidge()
     own = agreed(method)
     widths = method.widths(Task(mlp(5, 4, 3), 3, "ce", privacy=own.privacy), {"gram": 15, "cross": 15})
-    change = integer_change([15], False, method.grains, method.rounding)
-    deviations = {width / change: 1 for width in widths.values()}
-    assert len(deviations) == 2
-    assert PRIVATE.epsilon(own, 1) == pytest.approx(by_accountant(deviations, 1e-5), rel=0.02)
+    change = integer_change([15, 15], False, method.grains, method.rounding)
+    (width,) = set(widths.values())
+    assert PRIVATE.epsilon(own, 1) == pytest.approx(by_accountant({width / change: 1}, 1e-5), rel=0.02)
 
 
 def test_noise_of_others_counts_in_secure_sums_as_far_as_the_policy_says(tmp_path: Path) -> None:

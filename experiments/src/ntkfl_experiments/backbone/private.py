@@ -18,7 +18,7 @@ EPSILONS, DELTA = (3.0, 1.0), 1e-5
 CHOSEN_AT = 3.0
 GRADIENT_PRIVACY = {"epsilon": CHOSEN_AT, "delta": DELTA, "budget_rounds": 5, "noise_clients": CLIENTS}
 INPUTS = ("unit", "unit both")
-SHARES, PENALTIES = (0.4, 0.5, 0.6), (0.1, 0.2, 0.3, 0.5, 0.8, 1.2)
+SHARES, PENALTIES = (0.5,), (0.1, 0.2, 0.3, 0.5, 0.8, 1.2)
 
 
 def ridge_settings(table: Table, device: str) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def ridge_settings(table: Table, device: str) -> dict[str, Any]:
         means = {key: round(mean(values), 2) for key, values in scores.items()}
         share, penalty = max(means, key=means.__getitem__)
         found[inputs] = {
-            "best": {"gram_share": share, "penalty": penalty},
+            "best": {"penalty": penalty},
             "accuracy": {f"share {s} penalty {p}": value for (s, p), value in means.items()},
         }
     return found

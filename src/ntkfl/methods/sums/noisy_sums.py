@@ -32,6 +32,7 @@ from ntkfl.privacy.sum_noise import COUNT, GRAINS, ROUNDING, SumBudget, integer_
 from ntkfl.progress import plural
 from ntkfl.wire.message import Message
 
+MOMENTS = "moments/"
 LARGEST = 2.0**30  # of a client's integers: with noise they still fit into 32 bits
 _TAILS = 10.0  # standard deviations of a client's noise that fit below a secure sum's limit
 
@@ -83,22 +84,21 @@ class NoisyIntegers(Sums):
 
 
 class NoisySums(Method):
-    """What private methods share. Arrays whose name begins with `first` are sent in the first round only, under the
-    part `once` of the budget, all others in every round; `samples` counts records.
+    """What private methods share. Arrays named `moments/…` are sent in the first round only, under the part `once` of
+    the budget, all others in every round; `samples` counts records.
 
     A method of this kind clips what a record adds to norm 1, hands it to `integers` on a client, adds replies up with
     `total` at the server, and calls `check_round` at both ends: a client does not rely on the server for its promise.
     """
 
     _privacy: ClassVar[Privacy] = Privacy(epsilon=3.0)
-    first: ClassVar[str] = "moments/"
     grains: ClassVar[int] = GRAINS  # integers that a norm of 1 becomes
     rounding: ClassVar[float] = ROUNDING  # by which norms may be off
 
     @property
-    @abstractmethod
     def first_share(self) -> float:
         """The part of the budget for what the first round alone releases, at most."""
+        return 0.0
 
     def once(self, task: Task) -> float:
         """The part of the budget for what the first round alone releases of this network."""
@@ -133,7 +133,7 @@ class NoisySums(Method):
             return dict.fromkeys(numbers, 0.0)
         wide = dict[str, float]()
         for purpose, width in (("noise", budget.width), ("moments", budget.width_once)):
-            names = [name for name in numbers if self._purpose(name) == purpose]
+            names = [name for name in numbers if _purpose(name) == purpose]
             if sizes := [numbers[name] for name in names if name != SAMPLES]:
                 change = integer_change(sizes, SAMPLES in names, self.grains, self.rounding)
                 wide |= dict.fromkeys(names, width(change))
@@ -147,13 +147,9 @@ class NoisySums(Method):
         found: dict[str, float | str] = {"epsilon": budget.spent(round), "delta": privacy.delta, "unit": "record"}
         return found if privacy.sampling_rate == 1 else found | {"epsilon_always_drawn": budget.spent(round, 1.0)}
 
-    def check_privacy(self, privacy: Privacy) -> None:
-        """`ConfigError` for settings under which the noise would not be worth ε."""
-
     def check_round(self, task: Task, round: int, cohort: Sequence[int] = ()) -> None:
         """`ConfigError` where ε is not for this round, or where more clients are drawn than it counts on."""
         privacy = task.privacy
-        self.check_privacy(privacy)
         if round > privacy.budget_rounds:
             raise ConfigError(f"round {round}: ε was for {privacy.budget_rounds} rounds (budget_rounds), and is spent")
         if privacy.sampling_rate < 1 and len(cohort) > privacy.sampling_rate * task.total_clients * (1 + 1e-9):
@@ -197,14 +193,16 @@ class NoisySums(Method):
         wide, noisy = self.widths(task, {name: array.numel() for name, array in whole.items()}), dict(whole)
         purposes: tuple[Purpose, ...] = ("noise", "moments")
         for purpose in purposes:
-            if names := sorted(name for name in whole if self._purpose(name) == purpose):
+            if names := sorted(name for name in whole if _purpose(name) == purpose):
                 sizes = [whole[name].numel() for name in names]
                 noise = torch.from_numpy(discrete_gaussians(wide[names[0]], sum(sizes), randomness, purpose))
                 noisy |= {name: whole[name] + own for name, own in zip(names, torch.split(noise, sizes), strict=True)}
         return noisy
 
-    def _purpose(self, name: str) -> Purpose:
-        return "moments" if name.startswith(self.first) else "noise"
+
+def _purpose(name: str) -> Purpose:
+    """Which stream of a client's randomness an array's noise is from."""
+    return "moments" if name.startswith(MOMENTS) else "noise"
 
 
 def _budget(privacy: Privacy, once: float) -> SumBudget | None:

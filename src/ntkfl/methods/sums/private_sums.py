@@ -32,7 +32,7 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods.base import Method, Outcome, Round
 from ntkfl.methods.replies import SAMPLES, WEIGHTS, Reply
-from ntkfl.methods.sums.noisy_sums import LARGEST, NoisyIntegers, NoisySums, scaled_triangle, unscaled
+from ntkfl.methods.sums.noisy_sums import LARGEST, MOMENTS, NoisyIntegers, NoisySums, scaled_triangle, unscaled
 from ntkfl.methods.task import ClientRound, State, Task, check_finite
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sum_noise import COUNT, GRAINS
@@ -41,7 +41,7 @@ from ntkfl.tangent.curvature import LARGEST as LARGEST_INPUTS
 from ntkfl.tangent.sums import GRADIENT, Factor, Layer
 from ntkfl.wire.message import Message
 
-ASKS, MOMENTS, VELOCITY = "asks", "moments/", "velocity"
+ASKS, VELOCITY = "asks", "velocity"
 WHITENING, REST = "whitening/", "rest/"
 _RANK = 50  # directions that are whitened one by one; all others are alike
 _GRADIENT_LIMIT = 0.1  # secure sums: the largest number of one record's gradient, in units of clip
