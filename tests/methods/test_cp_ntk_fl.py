@@ -67,13 +67,6 @@ def test_uplink_bytes_are_those_of_the_codec(codec: str, digits: ntkfl.data.Fede
     assert payload + 4 * 10 + 1 < row < payload + 4 * 10 + 1 + 360  # outputs, label, and headers, seal and frame
 
 
-def test_dense_and_factored_train_alike(digits: ntkfl.data.Federated) -> None:
-    a, b = (
-        train(digits, CPNTKFL(form=form), 2, projected_dim=20, sparsity=0).history[-1] for form in ("dense", "factored")
-    )
-    assert abs(a["test_loss"] - b["test_loss"]) < 1e-3
-
-
 # Uploads.
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -70,28 +69,6 @@ def test_a_round_is_the_box(kernel: str, form: str) -> None:
     assert outcome.train_loss == pytest.approx(losses[best], rel=1e-6)
     assert torch.equal(outcome.state["weights"], asked[best])
     assert outcome.diagnostics["samples"] == len(x)
-
-
-def test_one_round_is_the_stages_by_hand(digits: ntkfl.data.Federated) -> None:
-    """Concatenated Jacobians, one evolution, the candidate with the least loss over the cohort's own data."""
-    method = Whole(steps=(20.0, 200.0, 2000.0), average=0, label_smoothing=0.2)
-    finished = run(digits, method, rounds=1)
-    model = net()
-    batches = [digits.client(i) for i in finished.history[0]["clients"]]
-    x, y = torch.cat([b[0] for b in batches]), torch.cat([b[1] for b in batches])
-    J = ntkfl.concatenate([ntkfl.jacobian(model, b[0]) for b in batches])
-    smoothed = 0.8 * nn.functional.one_hot(y, 10) + 0.02
-    e = ntkfl.evolve(J, model(x).detach(), smoothed, lr=0.01, steps=(20.0, 200.0, 2000.0), rtol=Whole.tolerance)
-    losses = []
-    for i in range(3):
-        candidate = copy.deepcopy(model)
-        torch.nn.utils.vector_to_parameters(
-            torch.nn.utils.parameters_to_vector(model.parameters()) + e.delta(i), candidate.parameters()
-        )
-        losses.append(nn.functional.cross_entropy(candidate(x), y).item())
-    best = min(range(3), key=losses.__getitem__)
-    assert finished.history[0]["steps"] == e.steps[best]
-    assert finished.history[0]["train_loss"] == pytest.approx(losses[best], rel=1e-5)
 
 
 def test_choosing_by_held_out_clients(digits: ntkfl.data.Federated) -> None:

@@ -282,9 +282,10 @@ def notes(rows: Gathered, evolution: Evolution, best: int) -> dict[str, float | 
     """What a round's record says of its rows and their evolution, with a warning where training has hardly begun by
     the longest time, and that was chosen.
     """
-    stats = evolution.statistics
-    found = {"samples": len(rows.y), "kernel_products": stats.evaluations, "solver_error": stats.worst_error}
-    found |= rows.bounded | ({"solver_fallback": stats.fallback} if stats.fallback else {})
+    stats, found = evolution.statistics, dict(rows.bounded)
+    found |= {"samples": len(rows.y), "kernel_products": stats.evaluations, "solver_error": stats.worst_error}
+    if stats.fallback:
+        found["solver_fallback"] = stats.fallback
     if best == len(evolution.steps) - 1 and residual_left(evolution) > _SHORT:
         longest = f"the longest candidate, t = {evolution.steps[-1]:g}, was chosen"
         found["warning"] = f"{longest}, and training has hardly begun by then: give longer steps"

@@ -72,6 +72,7 @@ def check_network(message: NamedArrays, outputs: int, columns: int) -> None:
 def _dense(
     message: NamedArrays, name: str, rows: int | None, outputs: int, spans: list[slice | None], like: Tensor
 ) -> DenseBlock:
+    """A block of derivatives [rows, d2, columns] as they are."""
     columns = tuple(s for s in spans if s is not None)
     if not columns or len(columns) < len(spans):
         raise MessageError("a dense block does not say which weights it is for")
@@ -82,6 +83,7 @@ def _dense(
 def _factored(
     message: NamedArrays, i: int, rows: int | None, outputs: int, spans: list[slice | None], like: Tensor
 ) -> FactoredBlock:
+    """A layer's inputs and sensitivities. Whether they fit its weights, the kind of layer says (`BLOCKS`)."""
     number, settings = 0, tuple[int, ...]()
     if f"{i}.layer" in message.arrays:
         layer = message.take(f"{i}.layer", (None,))
@@ -107,10 +109,12 @@ def _width(span: slice) -> int:
 
 
 def _spans(columns: tuple[slice | None, ...]) -> Tensor:
+    """First and last-plus-one column of each piece; (−1, −1) for a bias that is not there."""
     return torch.tensor([(-1, -1) if s is None else (s.start, s.stop) for s in columns], dtype=torch.int64)
 
 
 def _unpack_spans(spans: Tensor, columns: int) -> list[slice | None]:
+    """The inverse of `_spans`, within the network's columns."""
     if spans.dtype != torch.int64:
         raise MessageError(f"column spans are int64, not {spans.dtype}")
     out: list[slice | None] = []

@@ -161,7 +161,8 @@ def _read(data: Bytes, n: int, k: int) -> Ints:
     if len(found) != k:
         raise MessageError(f"a row of top-k positions does not name {k} of them")
     below = stream[: k * low].reshape(k, low).astype(np.int64) << np.arange(low)
-    return (found - np.arange(k) << low) + below.sum(1)
+    positions: Ints = (found - np.arange(k) << low) + below.sum(1)
+    return positions
 
 
 def _check_positions(positions: Ints, n: int) -> None:

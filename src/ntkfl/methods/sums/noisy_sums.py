@@ -47,6 +47,7 @@ class NoisyIntegers(Sums):
 
     @classmethod
     def blank(cls, method: NoisySums, task: Task, question: Message) -> Self:  # type: ignore[override]
+        """Zeros of the sizes that the question asks for."""
         numbers = cls.numbers(task) | method.asked_once(task, question)
         return cls({name: torch.zeros(count, dtype=torch.int32) for name, count in sorted(numbers.items())})
 
@@ -78,6 +79,7 @@ class NoisyIntegers(Sums):
     def from_total(
         cls, method: Method, task: Task, question: Message, total: Mapping[str, Tensor], clients: int
     ) -> Self:
+        """The total as it is; `TooFew` where fewer clients than ε counts on have added their noise."""
         if clients < (needed := task.privacy.noise_clients):
             raise TooFew(f"a sum of {clients} clients, where ε counts on the noise of {needed}")
         return cls(total)

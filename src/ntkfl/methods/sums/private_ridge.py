@@ -44,6 +44,7 @@ class RidgeIntegers(NoisyIntegers):
 
     @classmethod
     def numbers(cls, task: Task) -> dict[str, int]:
+        """p (p + 1) / 2 and p · d2."""
         p = _size(task)
         return {_GRAM: p * (p + 1) // 2, _CROSS: p * task.outputs}
 
@@ -107,6 +108,7 @@ class PrivateRidge(NoisySums):
         return self.integers(task, question, client, {_GRAM: scaled_triangle(gram), _CROSS: cross.reshape(-1)})
 
     def _clip(self, p: int) -> float:
+        """The bound on a sample's norm: that of p numbers of mean square 1, where nobody gave one."""
         return math.sqrt(p) if self.clip is None else self.clip
 
 

@@ -54,6 +54,7 @@ class GradientSums(NoisyIntegers):
 
     @classmethod
     def numbers(cls, task: Task) -> dict[str, int]:
+        """d and 1."""
         return {GRADIENT: task.like.numel(), SAMPLES: 1}
 
     def check_other(self, task: Task, name: str) -> None:
@@ -85,6 +86,7 @@ class PrivateSums(NoisySums):
         return self.input_share if task.example is None or whitened_layers(task) else 0.0
 
     def asked_once(self, task: Task, question: Message) -> dict[str, int]:
+        """Moments, which the first question alone asks for."""
         return whitened_layers(task) if ASKS in question.arrays else {}
 
     def limit(self, privacy: Privacy, name: str) -> float:
