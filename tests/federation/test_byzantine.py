@@ -13,7 +13,7 @@ import ntkfl
 from ntkfl.errors import ConfigError
 from ntkfl.federation.byzantine import ATTACKS, Byzantine, ByzantineClients
 from ntkfl.federation.client import honest
-from ntkfl.federation.config import RunConfig
+from ntkfl.federation.config import SUITED, RunConfig
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import Simulation, execute
 from ntkfl.methods import METHODS, NTKFL, FedAvg, Method, Privacy, Robust, SumNTKFL, Task
@@ -205,7 +205,10 @@ def accuracy(
 ) -> float:
     torch.manual_seed(0)
     inputs = settle(method, privacy)[0].projected_dim or 64
-    model, how = ntkfl.models.mlp(inputs, 24, 10, **method.suits), {"privacy": privacy, "byzantine": attack}
+    model, how = (
+        ntkfl.models.mlp(inputs, 24, 10, **SUITED.get(method.name, {})),
+        {"privacy": privacy, "byzantine": attack},
+    )
     simulation = Simulation(model, fed, method, clients_per_round=10, robust=Robust(**robust), **how)  # type: ignore[arg-type]
     return float(simulation.run(rounds, callbacks=[]).history[-1]["test_accuracy"])
 
@@ -267,7 +270,7 @@ def resisted(name: str, kind: str = "", byzantine: int = 1, scale: float = 1.0) 
     method, privacy, rounds = RESISTED[name]
     fed = ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=20, alpha=0.5), seed=0)
     torch.manual_seed(0)
-    model = ntkfl.models.mlp(settle(method, privacy)[0].projected_dim or 64, 24, 10, **method.suits)
+    model = ntkfl.models.mlp(settle(method, privacy)[0].projected_dim or 64, 24, 10, **SUITED.get(method.name, {}))
     attack = Byzantine(kind=kind, fraction=byzantine / 20, scale=scale) if kind else None
     how = {"privacy": privacy, "robust": "on", "byzantine": attack}
     simulation = Simulation(model, fed, method, clients_per_round=20, **how)  # type: ignore[arg-type]

@@ -72,7 +72,6 @@ class Method(Options):
     paper: ClassVar[str] = ""
     replies: ClassVar[Mapping[str, type[Reply]]] = {"weights": Update}
     _privacy: ClassVar[Privacy] = Privacy()  # in place of the settings' defaults, of a method that is private by itself
-    suits: ClassVar[Mapping[str, float]] = {}  # options of a perceptron's first weights, where none are given
 
     loss: Annotated[AnyLoss, PlainSerializer(loss_name, when_used="json")] = Field(
         "ce", description="ce, mse, or package.module:name"

@@ -229,9 +229,6 @@ class CPNTKFL(NTKFL):
         subsample_rate=0.3, projected_dim=200, projection="smooth", sparsity=0.97, values="8bit", shuffle=True
     )
 
-    # A first layer whose units are on for few inputs: Jacobians with fewer entries that matter.
-    suits: ClassVar[Mapping[str, float]] = {"gain": 0.7, "bias": -1.0}
-
     label_smoothing: float = Field(0.2, ge=0, lt=1, description="part of a class label spread over all classes")
 
 
@@ -316,8 +313,8 @@ def candidates_question(round: int, candidates: Tensor) -> Message:
     is lost never enters the weights, it can only move the choice between candidates of nearly equal losses.
     """
     U, sizes, directions = torch.linalg.svd(candidates - candidates[-1], full_matrices=False)
-    coordinates, directions = (U * sizes)[:, :DIRECTIONS], directions[:DIRECTIONS]
-    arrays = {"last": candidates[-1], "directions": directions, "coordinates": coordinates}
+    r = min(DIRECTIONS, len(candidates) - 1)  # one of them is o itself
+    arrays = {"last": candidates[-1], "directions": directions[:r], "coordinates": (U * sizes)[:, :r]}
     return Message("candidates", round, arrays, halves=("last", "directions"))
 
 

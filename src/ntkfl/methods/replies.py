@@ -56,6 +56,10 @@ class Reply:
     def __init__(self, arrays: Mapping[str, Tensor], halves: tuple[str, ...] = ()) -> None:
         self.arrays, self.halves = dict(arrays), halves
 
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in self.arrays.items())
+        return f"{type(self).__name__}({shapes})"
+
     def message(self, round: int) -> Message:
         """As it travels: arrays in the order of their names, so that all clients' replies look the same."""
         arrays = {name: array.detach().cpu() for name, array in sorted(self.arrays.items())}
