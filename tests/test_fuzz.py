@@ -42,7 +42,7 @@ from ntkfl.federation.config import RunConfig, build_network, spelled_out
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import execute
 from ntkfl.methods import METHODS, ClientRound, Method, Privacy, State, Task
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import settle
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.report.page import render
 from ntkfl.report.runs import find
@@ -254,7 +254,7 @@ ROUNDS: dict[str, dict[str, Any]] = {  # each kind of reply, and each codec of o
     "ntk-fl": {"steps": (5.0, 20.0, 50.0, 200.0, 1000.0, 4000.0)},
     "cp-ntk-fl": {},
     "sum-ntk-fl": {},
-    "sum-ridge": {"values": "8bit"},
+    "sum-ridge": {},
     "scaffold": {"local_steps": 2},
     "qsgd": {},
 }

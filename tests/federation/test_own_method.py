@@ -20,22 +20,19 @@ from ntkfl.federation.config import build_method
 from ntkfl.methods import FedAvg
 
 ROOT = Path(__file__).parents[2]
-SIGNS, MOMENTUM = "own_method:SignSGD", "momentum:ServerMomentum"
-EXAMPLES = ("own_method", "momentum")
 
 
 @pytest.fixture(autouse=True)
 def _own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The examples, and the method that docs/methods.md prints, where a user would have them: in the working folder."""
+    """The example, and the method that docs/methods.md prints, where a user would have them: in the working folder."""
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/methods.md").read_text(), re.S | re.M)
     (printed,) = (block for block in blocks if "class FedSGD(" in block)
     (tmp_path / "fedsgd.py").write_text(printed)
-    for name in EXAMPLES:
-        (tmp_path / f"{name}.py").write_bytes((ROOT / f"examples/{name}.py").read_bytes())
+    (tmp_path / "own_method.py").write_bytes((ROOT / "examples/own_method.py").read_bytes())
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    for name in ("fedsgd", *EXAMPLES):
+    for name in ("fedsgd", "own_method"):
         sys.modules.pop(name, None)
 
 
@@ -90,16 +87,12 @@ def test_what_breaks_the_contract_is_said(name: str, tmp_path: Path) -> None:
     assert f"wrong_{name}:{name}" in str(refused.value)
 
 
-def trained(
-    method: ntkfl.methods.Method, rounds: int = 1, at: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights before and after rounds of all of three clients, in float64; from `at`, if given."""
+def trained(method: ntkfl.methods.Method) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights before and after a round of all of three clients, in float64."""
     torch.manual_seed(0)
     model = ntkfl.models.mlp(64, 4, 10).double()
-    if at is not None:
-        torch.nn.utils.vector_to_parameters(at, model.parameters())
     fed = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=3), seed=0)
-    run = ntkfl.train(model, fed, method, rounds=rounds, clients_per_round=3)
+    run = ntkfl.train(model, fed, method, rounds=1, clients_per_round=3)
     ends = (torch.nn.utils.parameters_to_vector(m.parameters()).detach() for m in (model, run.model))
     return next(ends), next(ends)
 
@@ -110,28 +103,6 @@ def test_the_smallest_method_is_the_equation_printed_above_it() -> None:
     averaged = FedAvg(lr=0.3, local_steps=1, batch_size=10_000)
     torch.testing.assert_close(own, trained(averaged)[1], rtol=1e-9, atol=1e-12)
     assert (own - w).norm() > 1e-3
-
-
-def test_client_momentum_is_the_equation_printed_above_it() -> None:
-    """Without momentum FedAvg; with β, two steps by hand end at w − η g(w) − η (β g(w) + g(w − η g(w)))."""
-    how = {"lr": 0.1, "batch_size": 10_000}
-    for same in (how, how | {"batch_size": 50}):  # the same batches
-        plain = trained(build_method({"name": "momentum:ClientMomentum", "momentum": 0, "local_steps": 3, **same}))
-        torch.testing.assert_close(plain[1], trained(FedAvg(local_steps=3, **same))[1], rtol=1e-9, atol=1e-12)
-    w, one = trained(FedAvg(local_steps=1, **how))
-    two = trained(FedAvg(local_steps=2, **how))[1]
-    own = trained(build_method({"name": "momentum:ClientMomentum", "momentum": 0.5, "local_steps": 2, **how}))[1]
-    torch.testing.assert_close(own, two + 0.5 * (one - w), rtol=1e-9, atol=1e-12)  # η β g(w), averaged, is β (w − w₁)
-
-
-def test_server_momentum_is_the_equation_printed_above_it() -> None:
-    """v ← β v + w̄ − w, w ← w + v, against averaging by itself: two rounds by hand."""
-    how = {"lr": 0.1, "local_steps": 2, "batch_size": 10_000}  # all samples in each step: rounds differ in nothing else
-    own = build_method({"name": MOMENTUM, "momentum": 0.5, **how})
-    w0, w1 = trained(FedAvg(**how))
-    assert torch.allclose(trained(own)[1], w1, rtol=1e-12)
-    w2 = w1 + 0.5 * (w1 - w0) + (trained(FedAvg(**how), at=w1)[1] - w1)
-    assert torch.allclose(trained(own, rounds=2)[1], w2, rtol=1e-9, atol=1e-12)
 
 
 def test_what_torch_draws_in_it_follows_from_the_seed(tmp_path: Path) -> None:

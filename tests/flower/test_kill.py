@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from ntkfl.federation.policy import Agreed, Policy
 from ntkfl.flower import Strategy, reply
 from ntkfl.methods import Privacy, PrivateSums
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import settle
 from ntkfl.privacy.ledger import Ledger, LedgerEntry, spent_in_year
 from tests.flower.cases import perceptron, samples
 from tests.flower.superlink import Fleet

@@ -1,4 +1,4 @@
-"""Canaries: train once on the real path, with m records or clients in or out by coin flips, and guess the coins.
+"""Canaries: train once on the real path, with m records in or out by coin flips, and guess the coins.
 
 The attacker is the one that ε speaks of. It chose the canaries, knows all other data and the noise of all clients but
 the `noise_clients` that ε counts on, and sees each round's broadcast and the total with noise. It knows what canary i
@@ -44,7 +44,6 @@ except ImportError:
     raise missing("the audit", "audit") from None
 
 CONFIDENCE = 0.95
-_RECORDS = 4  # of a canary that is a client
 _SCALE = 30.0  # inputs of canaries, in deviations of the data's: gradients beyond any clip
 Batch = tuple[Tensor, Tensor]
 Arrays = dict[str, Tensor]
@@ -100,16 +99,12 @@ def audit_canaries(
     data = data or load_data(config)
     data = data.hold_out(config.hold_out, seed=config.seed)[0] if config.hold_out else data
     coins = np.random.default_rng(seed).random(canaries) < 0.5
-    by_client, before = method.unit == "client", len(data)
-    planted = _planted(data, canaries * (_RECORDS if by_client else 1), seed)
-    asked = config.with_cohort(before).clients_per_round
-    asked = asked + canaries if by_client and asked >= before else asked
-    owners = np.arange(canaries) + before if by_client else np.arange(canaries) % before
+    planted, owners = _planted(data, canaries, seed), np.arange(canaries) % len(data)
     simulation = Simulation(
         build_model(config, data),
-        _with_canaries(data, planted, owners, coins, by_client),
+        _with_canaries(data, planted, owners, coins),
         _listening(method),
-        clients_per_round=asked,
+        clients_per_round=config.with_cohort(len(data)).clients_per_round,
         seed=config.seed,
         privacy=config.privacy,
         robust=config.robust,
@@ -122,7 +117,7 @@ def audit_canaries(
     gaussian = gaussian_bound(scores, coins, privacy.delta, error) if privacy.sampling_rate == 1 else None
     return CanaryFinding(
         method=method.name,
-        unit=method.unit,
+        unit="record",
         rounds=config.rounds,
         promised=budget.spent(config.rounds),
         delta=privacy.delta,
@@ -191,21 +186,12 @@ def _planted(data: Federated, count: int, seed: int) -> Batch:
     return new.to(x), torch.randint(0, data.classes, (count,), generator=draws)
 
 
-def _with_canaries(
-    data: Federated, planted: Batch, owners: NDArray[np.int64], coins: NDArray[np.bool_], by_client: bool
-) -> Federated:
-    """The clients with the canaries that are in, after their own records; of canaries that are clients, all: those that
-    are out take part with nothing.
-    """
+def _with_canaries(data: Federated, planted: Batch, owners: NDArray[np.int64], coins: NDArray[np.bool_]) -> Federated:
+    """The clients with the canaries that are in, after their own records."""
     clients = [data.client(number) for number in range(len(data))]
-    if by_client:
-        clients += [
-            (planted[0][i : i + _RECORDS], planted[1][i : i + _RECORDS]) for i in range(0, len(planted[1]), _RECORDS)
-        ]
-    else:
-        for number, (x, y) in enumerate(clients):
-            mine = torch.from_numpy((owners == number) & coins)
-            clients[number] = torch.cat([x, planted[0][mine]]), torch.cat([y, planted[1][mine]])
+    for number, (x, y) in enumerate(clients):
+        mine = torch.from_numpy((owners == number) & coins)
+        clients[number] = torch.cat([x, planted[0][mine]]), torch.cat([y, planted[1][mine]])
     targets = "real" if data.classes is None else None
     tokens = not planted[0].is_floating_point()
     return from_clients(clients, test=data.test, classes=data.classes, tokens=tokens, targets=targets)
@@ -224,7 +210,6 @@ class _Attacker:
         sizes: Sequence[int],
     ) -> None:
         self.method, self.planted, self.owners, self.sizes = method, planted, owners, sizes
-        self.by_client, self.out = method.unit == "client", set(owners[~coins].tolist())
         self.quiet = copy.copy(task)  # the same network and settings without noise
         self.quiet.privacy = task.privacy.model_copy(update={"epsilon": None})
         self.K, self.b = np.zeros((len(coins), len(coins))), np.zeros(len(coins))
@@ -242,14 +227,8 @@ class _Attacker:
 
     def hear(self, task: Task, question: Message, client: ClientRound, sent: Arrays) -> None:
         """Work out what the client sends without canaries, with its noise where ε does not count on that."""
-        canary = self.by_client and client.id >= len(self.sizes)
-        with_all = self.without_noise(question, client)
-        known = {name: torch.zeros_like(array) for name, array in with_all.items()} if canary else with_all
-        if canary:
-            self.added[client.id - len(self.sizes)] = with_all
-            if client.id in self.out:
-                with_all = known
-        elif (n := self.sizes[client.id]) < len(client):
+        with_all = known = self.without_noise(question, client)
+        if (n := self.sizes[client.id]) < len(client):
             mine = ClientRound(client.id, client.x[:n], client.y[:n], client.randomness, dict(client.memory))
             known = self.without_noise(question, mine)
         if client.id not in self.cohort[: task.privacy.noise_clients]:
@@ -258,7 +237,7 @@ class _Attacker:
 
     def see(self, task: Task, question: Message) -> None:
         """The round's total: add what it says of the canaries."""
-        for i in () if self.by_client else np.flatnonzero(np.isin(self.owners, self.cohort)):
+        for i in np.flatnonzero(np.isin(self.owners, self.cohort)):
             record = ClientRound(0, self.planted[0][i : i + 1], self.planted[1][i : i + 1], Randomness(bytes(32)))
             self.added[int(i)] = self.without_noise(question, record)
         if not self.added:
@@ -290,15 +269,11 @@ class _Attacker:
 
 
 def _listening(method: NoisySums) -> NoisySums:
-    """The method, with an `attacker` who hears what `_Attacker` says; clients that are out contribute zeros."""
+    """The method, with an `attacker` who hears what `_Attacker` says."""
     kind: type[NoisySums] = type(method)
 
     def answer(self: Any, task: Task, question: Message, client: ClientRound) -> NoisyIntegers:
-        if self.attacker.by_client and client.id in self.attacker.out:
-            vectors = self.replies[question.kind].numbers(task)
-            reply = self.integers(task, question, client, {name: torch.zeros(n) for name, n in vectors.items()})
-        else:
-            reply = kind.answer(self, task, question, client)
+        reply = kind.answer(self, task, question, client)
         self.attacker.hear(task, question, client, reply.arrays)
         assert isinstance(reply, NoisyIntegers)
         return reply

@@ -14,9 +14,9 @@ from ntkfl.audit.analytic import LinearLayer
 from ntkfl.audit.capture import Capture
 from ntkfl.errors import ConfigError
 from ntkfl.methods.averaging.local_training import LocalTraining
+from ntkfl.methods.ntk_fl import TangentRows
 from ntkfl.methods.replies import STEPS, WEIGHTS, Reply, Rows, Update
-from ntkfl.methods.rows.upload import TangentRows
-from ntkfl.methods.sums.whitening import is_whitening, read_whitening
+from ntkfl.methods.sums.private_sums import is_whitening, read_whitening
 from ntkfl.privacy.sum_noise import COUNT, GRAINS
 from ntkfl.tangent import Jacobian, Sums, concatenate
 from ntkfl.tangent.clipping import whitened

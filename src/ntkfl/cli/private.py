@@ -9,7 +9,7 @@ from ntkfl.errors import ConfigError
 from ntkfl.options import NONE
 from ntkfl.progress import plural
 
-METHODS = ("private-sums", "dp-fedavg", "private-ridge")
+METHODS = ("private-sums", "private-ridge")
 RIDGE = "private-ridge"  # spends ε in one round
 ROUNDS = 20
 HONEST = 0.9  # part of a round's clients whose noise the promise counts on

@@ -13,7 +13,7 @@ from ntkfl.compare.spec import Comparison, Entry, whole
 from ntkfl.compare.trials import Cell
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import build_method
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import settle
 
 Setting = tuple[tuple[str, float], ...]  # searched options in the grid's order
 Grid = Mapping[str, Sequence[float]]

@@ -26,9 +26,8 @@ from ntkfl.errors import ConfigError, MessageError, Refused, unknown
 from ntkfl.federation.config import build_method, describe_method
 from ntkfl.methods import METHODS, Method
 from ntkfl.methods.averaging.centralized import Samples
-from ntkfl.methods.base import adds_noise
-from ntkfl.methods.combinations import settle
-from ntkfl.methods.sums.noisy_sums import releases_of, unit_of
+from ntkfl.methods.base import adds_noise, settle
+from ntkfl.methods.sums.noisy_sums import releases_of
 from ntkfl.options import Options
 from ntkfl.privacy.ledger import Ledger, LedgerEntry, MemoryLedger, sha256, spent_in_year
 from ntkfl.privacy.settings import Privacy
@@ -188,15 +187,13 @@ class Policy(Options):
         """ε of a record after this many `answers`; None where this site adds no noise.
 
         ρ of a release falls with the number of clients whose noise counts. Those of others count in a secure sum
-        alone: elsewhere the server sees this site's reply. Noise that hides a whole client, whose contribution is
-        nothing or of norm 1, is for half of what a record may do, which can turn that around: four times ρ.
+        alone: elsewhere the server sees this site's reply.
         """
         method, own = agreed
         if not (releases := releases_of(method, own, answers)):
             return None
         counted = self.privacy.noise_clients if self.privacy and own.secure_sum else 1
         worse = own.noise_clients / min(counted, own.noise_clients)
-        worse *= 4 if unit_of(method) == "client" else 1
         return spent([(worse * rho, times) for rho, times in releases], self.delta(agreed))
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ntkfl.errors import MessageError, ModelError
 from ntkfl.methods import Method
 from ntkfl.methods.base import kinds_of
-from ntkfl.methods.batchnorm import statistics
+from ntkfl.methods.task import statistics
 from ntkfl.privacy.settings import Privacy
 from ntkfl.tangent.parameters import trainable
 

@@ -29,8 +29,7 @@ from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.flower.messages import content, digest, needs_shuffler, note, outputs_of
 from ntkfl.flower.transport import FlowerTransport, fail, why
 from ntkfl.methods import Method, Robust, Task
-from ntkfl.methods.base import fitted
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import fitted, settle
 from ntkfl.privacy.settings import Privacy
 from ntkfl.tangent.parameters import eager, flatten, full_precision
 from ntkfl.version import __version__

@@ -15,8 +15,6 @@ _LONGEST = 120  # characters of a reason: a client may say anything
 # What is counted: the kind as the page says it, the record's field, and the unit it is counted in.
 KINDS = (
     ("rejected", "rejected", "rows"),
-    ("rows made up", "made_up_rows", "rows"),
-    ("rows trimmed", "trimmed_rows", "rows"),
     ("rows scaled down", "clipped_rows", "rows"),
     ("clients scaled down", "clipped_clients", "clients"),
     ("clients with something rejected", "rejected_clients", "clients"),

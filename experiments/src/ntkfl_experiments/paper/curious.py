@@ -17,7 +17,7 @@ from ntkfl.audit.measures import guesses, ssim
 from ntkfl.audit.membership import advantage
 from ntkfl.audit.received import rows_of
 from ntkfl.federation.config import DataConfig, RunConfig
-from ntkfl.methods.rows.upload import TangentRows
+from ntkfl.methods.ntk_fl import TangentRows
 from ntkfl.methods.task import Task
 from ntkfl.models import mlp
 from ntkfl.privacy.settings import Privacy
