@@ -118,13 +118,10 @@ class CrossEntropy(Loss):
         return torch.diag_embed(p.sqrt()) - p.unsqueeze(-1) * p.sqrt().unsqueeze(-2)
 
     def drawn_root(self, f: Tensor, Y: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """p − (one-hot label drawn from p): the gradient for a label of the model's own prediction p = softmax(f).
-
-        `NumericalError` where p is not finite, from which no label can be drawn.
-        """
+        """p − (one-hot label drawn from p): the gradient for a label of the model's own prediction p = softmax(f)."""
         p = f.softmax(dim=-1)
         if not bool(p.isfinite().all()):
-            raise NumericalError("outputs are not finite: no label can be drawn from them")
+            raise NumericalError("predictions are not finite: no labels can be drawn from them")
         label = torch.multinomial(p.flatten(0, -2), 1, generator=generator)
         return p.unsqueeze(-1) - torch.zeros_like(p.flatten(0, -2)).scatter_(1, label, 1).view(*p.shape, 1)
 
