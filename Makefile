@@ -99,7 +99,7 @@ try:
 audit-deps:
 	$(PYTHON) -m venv build/audit
 	build/audit/bin/python -m pip --disable-pip-version-check install --quiet pip-audit==2.10.1
-	for part in run test simulation lint docs browser; do \
+	for part in run services test simulation lint docs browser; do \
 	  build/audit/bin/pip-audit -r requirements/$$part.txt --no-deps --disable-pip --strict --progress-spinner off || exit 1; done
 
 # A wheel, installed with the core alone into an empty environment, trains and reports there.

@@ -19,6 +19,9 @@ part() {
   compile pyproject.toml --group build "$@" -c "$whole" --generate-hashes $apart -o "requirements/$name.txt.new"
   mv "requirements/$name.txt.new" "requirements/$name.txt"
 }
+# Key server and shuffler: no torch
+compile deploy/services.txt --group build -c "$whole" --generate-hashes -o requirements/services.txt.new
+mv requirements/services.txt.new requirements/services.txt
 part run
 part test --extra services --extra audit --extra data --extra flower --group test
 part simulation --extra flower --group simulation

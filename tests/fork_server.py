@@ -118,7 +118,7 @@ def serve(callers: socket.socket) -> None:
 
     import ntkfl.cli
     import ntkfl.federation.config
-    import ntkfl.services.shuffler.app  # noqa: F401
+    import ntkfl.services.shuffler  # noqa: F401
 
     torch.set_num_threads(1)
     waited_for: dict[int, int] = {}

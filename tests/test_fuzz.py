@@ -42,7 +42,7 @@ from ntkfl.federation.config import RunConfig, build_network, spelled_out
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import execute
 from ntkfl.methods import METHODS, ClientRound, Method, Privacy, State, Task
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import settle
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.report.page import render
 from ntkfl.report.runs import find
@@ -254,7 +254,7 @@ ROUNDS: dict[str, dict[str, Any]] = {  # each kind of reply, and each codec of o
     "ntk-fl": {"steps": (5.0, 20.0, 50.0, 200.0, 1000.0, 4000.0)},
     "cp-ntk-fl": {},
     "sum-ntk-fl": {},
-    "sum-ridge": {"values": "8bit"},
+    "sum-ridge": {},
     "scaffold": {"local_steps": 2},
     "qsgd": {},
 }
@@ -320,15 +320,12 @@ def services(scratch: Path) -> Iterator[Target]:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     from ntkfl.crypto.context import Secret, bind
-    from ntkfl.crypto.credentials import Credential
     from ntkfl.crypto.hpke import SealingKey, SigningKey
-    from ntkfl.crypto.receipt import check_receipt, issue_receipt
     from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, pack_rows, seal_rows, unpack_rows
-    from ntkfl.services.announcement import Head, Question
-    from ntkfl.services.key_server import open_run_secret, seal_run_secret
+    from ntkfl.crypto.signed import Credential, check_receipt, issue_receipt, open_run_secret, seal_run_secret
+    from ntkfl.services.announcement import Batch, Head, Question
     from ntkfl.services.peers import AggregatorPeer, Peers, RoundTerms, ServicePeer
-    from ntkfl.services.shuffler.batch import Batch
-    from ntkfl.services.shuffler.store import BatchStore
+    from ntkfl.services.store import BatchStore
 
     names, key = ("federation-0", "run-0"), BatchKey(3, 0)
     said = Announced(key, bytes(range(32)))
@@ -381,7 +378,7 @@ def services(scratch: Path) -> Iterator[Target]:
         store = BatchStore(own, run="f/r")
         try:
             store.submit("b", said, [b"efgh"])
-            assert sorted(store.release(key)) == [b"abcd", b"efgh"]
+            assert sorted(store.release(key).rows) == [b"abcd", b"efgh"]
         finally:
             store.close()
             for left in path.parent.glob(f"{own.stem}*"):

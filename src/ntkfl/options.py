@@ -30,11 +30,6 @@ class Options(BaseModel):
         except ValidationError as error:
             raise ConfigError(_one_line(type(self), error)) from None
 
-    @classmethod
-    def _elsewhere(cls, name: str) -> str:
-        """Where an option of this name is given, if not here; empty where nobody knows one."""
-        return ""
-
 
 def written(options: Options) -> dict[str, Any]:
     """The options in types that JSON has. None is the word "none" where it is not the default: files leave None out."""
@@ -51,7 +46,7 @@ def _one_line(kind: type[Options], error: ValidationError) -> str:
         names = list(kind.model_fields)
         near = difflib.get_close_matches(str(first["loc"][-1]), names, n=1, cutoff=0.7)
         hint = f"did you mean {near[0]!r}?" if near else f"valid are {', '.join(sorted(names))}"
-        return f"unknown option {where!r} for {kind.__name__}: {kind._elsewhere(where) or hint}"
+        return f"unknown option {where!r} for {kind.__name__}: {hint}"
     message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     shown = repr(first.get("input"))
     if first["type"] == "value_error" and not first["loc"]:

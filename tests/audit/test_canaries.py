@@ -44,7 +44,6 @@ def planned(method: dict[str, Any], model: dict[str, Any] | None = None, rounds:
 CASES = {
     "mlp": planned(SUMS),
     "cnn": planned(SUMS, CNN),
-    "dp-fedavg": planned({"name": "dp-fedavg", "local_steps": 2}),
     "private-ridge": planned({"name": "private-ridge"}, rounds=1),
 }
 RECORDS = {"mlp": CASES["mlp"], "cnn": planned(SUMS, CNN, rounds=1, sum_samples=100_000)}

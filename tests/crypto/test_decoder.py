@@ -17,11 +17,10 @@ from cryptography.exceptions import InvalidSignature, InvalidTag
 
 from ntkfl.crypto.hpke import SealingKey, SigningKey
 from ntkfl.crypto.masking import pack_words
-from ntkfl.crypto.receipt import issue_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey, pack_rows, seal_rows
+from ntkfl.crypto.signed import issue_receipt
 from ntkfl.federation.secure_sum import mask_reply
-from ntkfl.services.announcement import Head, Question
-from ntkfl.services.shuffler.batch import Batch
+from ntkfl.services.announcement import Batch, Head, Question
 from tests.crypto import decoder
 from tests.federation.masked import words_of
 
@@ -103,12 +102,6 @@ def test_receipts_are_the_shufflers_for_one_announcement(vectors: dict[str, Any]
     for federation, run, said in (("others", RUN, rows), (FEDERATION, "run-8", rows), (FEDERATION, RUN, sums)):
         with pytest.raises(InvalidSignature):
             decoder.check_receipt(receipt, shuffler, federation, run, said)
-
-
-def test_the_mask_of_the_protocols_page() -> None:
-    said = decoder.Announcement({"batch": {"key": [1, 0]}}, bytes(range(32, 64)))
-    words = decoder.mask(bytes(range(32)), said, 20)
-    assert [f"{word:08x}" for word in words[:4]] == ["c80d6756", "28a8909b", "be1df2df", "5fcb0f21"]
 
 
 def test_the_decoder_shares_no_code_with_the_package() -> None:

@@ -1,25 +1,26 @@
-"""Seals open, and signatures hold, for one key and one context alone; private keys stay private."""
+"""Seals open, and signatures hold, for one key and one context alone; private keys stay private. That seals are those
+of RFC 9180 a second implementation shows, `test_decoder.py`.
+"""
 
 from __future__ import annotations
 
 import base64
 import copy
 import hashlib
-import hmac
+import json
 import os
 import pickle
 import stat
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ntkfl.atomic import write_private
 from ntkfl.crypto.context import Secret, bind
 from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey, SigningKey, parse_key, seal, verify
+from ntkfl.crypto.signed import Credential
 from ntkfl.errors import ConfigError, TrustError
 
 CONTEXT = bind("test", "federation", "run", 1)
@@ -66,29 +67,6 @@ def test_a_seal_with_any_bit_changed_does_not_open() -> None:
     for bit in range(8 * len(sealed)):
         with pytest.raises(TrustError):
             key.open(flipped(sealed, bit), CONTEXT)
-
-
-def test_the_seal_is_rfc_9180_base_mode() -> None:
-    """Opened by a second implementation, written from the RFC: X25519, HKDF-SHA256, ChaCha20-Poly1305, no AAD."""
-    private = X25519PrivateKey.generate()
-    public = private.public_key().public_bytes_raw()
-    sealed = seal(public, b"what was sealed", CONTEXT)
-    encapsulated, ciphertext = sealed[:32], sealed[32:]
-
-    def extract(suite: bytes, salt: bytes, label: bytes, secret: bytes) -> bytes:
-        return hmac.digest(salt or bytes(32), b"HPKE-v1" + suite + label + secret, "sha256")
-
-    def expand(suite: bytes, key: bytes, label: bytes, info: bytes, size: int) -> bytes:
-        labelled = size.to_bytes(2, "big") + b"HPKE-v1" + suite + label + info
-        return hmac.digest(key, labelled + b"\x01", "sha256")[:size]
-
-    kem, suite = b"KEM" + bytes([0, 0x20]), b"HPKE" + bytes([0, 0x20, 0, 1, 0, 3])
-    shared = private.exchange(X25519PublicKey.from_public_bytes(encapsulated))
-    shared = expand(kem, extract(kem, b"", b"eae_prk", shared), b"shared_secret", encapsulated + public, 32)
-    schedule = b"\0" + extract(suite, b"", b"psk_id_hash", b"") + extract(suite, b"", b"info_hash", CONTEXT)
-    secret = extract(suite, shared, b"secret", b"")
-    key, nonce = (expand(suite, secret, label, schedule, size) for label, size in ((b"key", 32), (b"base_nonce", 12)))
-    assert ChaCha20Poly1305(key).decrypt(nonce, ciphertext, b"") == b"what was sealed"
 
 
 SMALL_ORDER = ["00" * 32, "01" + "00" * 31, "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"]
@@ -198,3 +176,53 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
             path.chmod(mode)
             with pytest.raises(ConfigError, match="chmod 600"):
                 kind.load(path)
+
+
+# -- Credentials: believed when the key server signed them as they are
+
+SERVER, CLIENT, SEALING = SigningKey.generate(), SigningKey.generate(), SealingKey.generate()
+
+
+def credential(**changes: object) -> Credential:
+    values = {"federation": "f", "client": "c"}
+    keys = {"sealing_key": SEALING.public.hex(), "signing_key": CLIENT.public.hex()}
+    return Credential(**(values | keys | changes))  # type: ignore[arg-type]
+
+
+ISSUED = credential().issue(SERVER)
+
+
+def signed(payload: bytes, federation: str = "f") -> str:
+    """Any payload, with the key server's true signature."""
+    return base64.b64encode(SERVER.sign(payload, bind("ntkfl credential v3", federation)) + payload).decode()
+
+
+def test_a_credential_comes_back_as_it_was_issued() -> None:
+    assert Credential.check(ISSUED, SERVER.public, "f") == credential()
+
+
+def test_a_credential_with_any_bit_changed_is_refused() -> None:
+    raw = base64.b64decode(ISSUED)
+    for position in range(len(raw)):
+        changed = bytearray(raw)
+        changed[position] ^= 1
+        with pytest.raises(TrustError):
+            Credential.check(base64.b64encode(changed).decode(), SERVER.public, "f")
+
+
+def test_a_credential_of_another_key_server_or_federation_is_refused() -> None:
+    with pytest.raises(TrustError):
+        Credential.check(ISSUED, SigningKey.generate().public, "f")
+    with pytest.raises(TrustError):
+        Credential.check(ISSUED, SERVER.public, "g")
+
+
+def test_even_a_true_signature_makes_no_credential_of_the_wrong_kind() -> None:
+    good = json.loads(credential().payload())
+    spaced = json.dumps(good).encode()
+    twice = credential().payload()[:-1] + b',"client":"d"}'
+    for payload in (spaced, twice, json.dumps(good | {"more": 1}).encode(), b"[]", b"5", b"\xff"):
+        with pytest.raises(TrustError):
+            Credential.check(signed(payload), SERVER.public, "f")
+    with pytest.raises(TrustError, match="another federation"):
+        Credential.check(signed(credential(federation="g").payload()), SERVER.public, "f")

@@ -40,12 +40,6 @@ def test_the_protocols_test_vector() -> None:
     assert [f"{word:08x}" for word in mask(SEED, said, 4)] == ["c80d6756", "28a8909b", "be1df2df", "5fcb0f21"]
 
 
-@pytest.mark.parametrize("count", [1, 15, 16, 17, 16_383, 16_384, 16_385, 40_000])
-def test_a_longer_mask_begins_with_a_shorter_one(count: int) -> None:
-    """Also where the stream is made in several pieces."""
-    assert np.array_equal(mask(SEED, SAID, count), mask(SEED, SAID, 50_000)[:count])
-
-
 OTHERS = (Announced(BatchKey(4, 0), SAID.digest), Announced(BatchKey(3, 255), SAID.digest), Announced.of(SAID.key, b""))
 
 

@@ -74,15 +74,6 @@ def test_a_head_that_lies_allocates_nothing(count: int, size: int) -> None:
     tracemalloc.stop()
 
 
-def test_bounds_agreed_on_are_checked() -> None:
-    body = pack_rows(SAID, [b"abc", b"def"])
-    assert unpack_rows(body, max_rows=2, row_bytes=3)[0] == SAID
-    with pytest.raises(MessageError, match="agreed"):
-        unpack_rows(body, max_rows=1)
-    with pytest.raises(MessageError, match="agreed"):
-        unpack_rows(body, row_bytes=4)
-
-
 def test_a_row_opens_for_its_aggregator_federation_run_and_announcement_only() -> None:
     aggregator, other = SealingKey.generate(), SealingKey.generate()
     sealed = seal_rows([b"one", b"two", b"two"], aggregator.public, "f", "r", SAID)

@@ -264,7 +264,7 @@ def test_what_it_takes_counts_in_the_first_round() -> None:
     assert new.history[-1]["test_loss"] < plain.history[-1]["test_loss"]
 
 
-@pytest.mark.parametrize(("name", "masked"), [("sum-ntk-fl", True), ("dp-fedavg", False)])
+@pytest.mark.parametrize(("name", "masked"), [("sum-ntk-fl", True), ("private-sums", False)])
 def test_settings_that_hide_clients_refuse_it(name: str, masked: bool) -> None:
     method, privacy = ntkfl.methods.METHODS[name](), ntkfl.methods.Privacy(secure_sum=masked)
     with pytest.raises(NTKFLError, match="these settings would hide"):

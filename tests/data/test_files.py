@@ -215,7 +215,7 @@ def test_declared_classes_number_the_labels(tmp_path: Path) -> None:
         RunConfig(data={"dataset": "digits", "classes": ["a", "b"]})
 
 
-@pytest.mark.parametrize("name", ["private-sums", "private-ridge", "dp-fedavg"])
+@pytest.mark.parametrize("name", ["private-sums", "private-ridge"])
 def test_differential_privacy_needs_declared_classes(name: str, tmp_path: Path) -> None:
     """Collected from the labels, they would show whether the one record with a rare label is there."""
     data = {"dataset": str(visits(tmp_path / "v.csv")), "label_column": "diagnosis", "client_column": "hospital"}

@@ -269,7 +269,7 @@ def test_texts_with_declared_classes(tmp_path: Path) -> None:
         from_folders(root, read, **how, classes=["good", "fair"])  # type: ignore[arg-type]
     assert told.classes_declared
     with pytest.raises(ConfigError, match="needs the classes to be declared"):
-        ntkfl.train(ntkfl.models.mlp(2, 2), found, METHODS["dp-fedavg"](), rounds=1)
+        ntkfl.train(ntkfl.models.mlp(2, 2), found, METHODS["private-sums"](), rounds=1)
 
 
 def test_folders_that_cannot_be_used(sites: Path, tmp_path: Path) -> None:

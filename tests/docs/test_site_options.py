@@ -42,4 +42,4 @@ def test_bounds_are_those_that_are_checked(tables: dict[str, Rows]) -> None:
                 with pytest.raises(ConfigError, match=option):
                     method(**{option: int(wrong) if "integer" in values else wrong})
                 tried += 1
-    assert tried > 80
+    assert tried > 60  # as many bounds as the methods have, or nothing was read

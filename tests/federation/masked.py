@@ -14,8 +14,8 @@ from ntkfl.crypto.masking import Words, unpack_words
 from ntkfl.crypto.row_frames import SEED_BYTES, Announced, BatchKey, open_row, unpack_rows
 from ntkfl.federation.secure_sum import SumSchema, mask_reply, open_sum
 from ntkfl.methods.replies import Addend
-from ntkfl.services.shuffler.batch import Batch
-from ntkfl.services.shuffler.store import BatchStore
+from ntkfl.services.announcement import Batch
+from ntkfl.services.store import BatchStore
 
 KEY = BatchKey(1, 0)
 SAID = Announced.of(KEY, b"announced")
@@ -48,8 +48,7 @@ class Round:
         self.shuffler.submit(client, SAID, unpack_rows(body[SEED_BYTES:])[1], body[:SEED_BYTES])
 
     def release(self) -> None:
-        self.sealed = self.shuffler.release(KEY)
-        self.masks = self.shuffler.masks(KEY)
+        _, self.sealed, self.masks = self.shuffler.release(KEY)
 
     def total(self) -> tuple[dict[str, Tensor], int]:
         self.release()

@@ -15,7 +15,7 @@ from ntkfl.federation.server import OwnTestSet, Server
 from ntkfl.federation.shuffled import LocalShuffler
 from ntkfl.federation.transport import LocalTransport, SimulatedClients, Traffic, Transport
 from ntkfl.methods import ClientRound, Method, Outcome, State, Task
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import settle
 from ntkfl.methods.replies import Reply
 from ntkfl.methods.robust import Robust
 from ntkfl.privacy.randomness import Randomness

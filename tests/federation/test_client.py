@@ -50,8 +50,8 @@ def test_a_client_loads_no_simulator() -> None:
     assert module in loaded
     unwanted = {
         *(f"ntkfl.federation.{name}" for name in ("simulation", "byzantine", "transport", "server")),
-        "ntkfl.services.shuffler.store",
-        "ntkfl.services.key_server.app",
+        "ntkfl.services.store",
+        "ntkfl.services.key_server",
     }
     assert not loaded & unwanted
     assert not any(

@@ -27,7 +27,7 @@ from ntkfl.wire import Message
 from tests.federation.rounds import small_client, small_task
 
 QUICK: dict[str, Any] = {"local_steps": 3, "steps": (50.0, 400.0)}
-# What each method is tested under beside plain replies; the exact reasons of refusals are in test_combinations.py.
+# What each method is tested under beside plain replies; the exact reasons of refusals are in test_settle.py.
 SHUFFLED = [name for name in METHODS if name not in ("data-share", "private-ridge")]
 SUMMED = ["sum-ntk-fl", "fedavg", "fedprox", "fedadam", "fednova"]
 

@@ -24,7 +24,6 @@ from ntkfl.methods import (
     CPNTKFL,
     NTKFL,
     Centralized,
-    DPFedAvg,
     FedAvg,
     Method,
     PrivateRidge,
@@ -51,7 +50,7 @@ delta = 1e-6
 """
 KEY, OTHER = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
 LIMITS = Limits(epsilon_per_run=3.0, epsilon_per_year=6.0, delta=1e-5)
-PRIVATE = Policy(methods=("private-sums", "private-ridge", "dp-fedavg"), privacy=LIMITS)
+PRIVATE = Policy(methods=("private-sums", "private-ridge"), privacy=LIMITS)
 
 
 def agreed(method: Method, **privacy: Any) -> Agreed:
@@ -191,7 +190,6 @@ def test_a_server_cannot_write_terms_beyond_what_its_noise_is_for(tmp_path: Path
 @pytest.mark.parametrize(
     ("method", "lie", "said"),
     [
-        (PrivateRidge(), {"budget_rounds": 11}, "spends ε in one round"),  # all of G's share in each of them
         (FedAvg(), {"epsilon": 3.0}, "fedavg adds none"),  # an ε in the ledger, and no noise
         (SumNTKFL(), {"epsilon": 3.0}, "sum-ntk-fl adds none"),
         (CPNTKFL(), {"secure_sum": True}, "leave"),
@@ -350,13 +348,6 @@ def test_the_epsilon_of_a_site_is_what_another_library_makes_of_its_noise(noise_
     epsilon = PRIVATE.epsilon(own, 20) or 0.0
     assert epsilon == pytest.approx(by_accountant({sigma / change: 20}, 1e-5), rel=0.02)
     assert (epsilon < 3.001) == (noise_clients == 1)
-    ridge = PrivateRidge(gram_share=0.7)  # both its sums
-    own = agreed(ridge)
-    widths = ridge.widths(Task(mlp(5, 4, 3), 3, "ce", privacy=own.privacy), {"gram": 15, "cross": 15})
-    change = integer_change([15], False, ridge.grains, ridge.rounding)
-    deviations = {width / change: 1 for width in widths.values()}
-    assert len(deviations) == 2
-    assert PRIVATE.epsilon(own, 1) == pytest.approx(by_accountant(deviations, 1e-5), rel=0.02)
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.01])
@@ -386,6 +377,15 @@ def test_epsilon_covers_whatever_the_network_lets_the_first_round_release(
     assert spent > 0.99 * real
     if (rounds, whitens, rate) in ((20, True, 1.0), (20, False, 0.01)):
         assert spent == pytest.approx(real, rel=0.02)
+
+
+def test_the_epsilon_of_private_ridge_is_that_of_both_its_sums() -> None:
+    method = PrivateRidge()
+    own = agreed(method)
+    widths = method.widths(Task(mlp(5, 4, 3), 3, "ce", privacy=own.privacy), {"gram": 15, "cross": 15})
+    change = integer_change([15, 15], False, method.grains, method.rounding)
+    (width,) = set(widths.values())
+    assert PRIVATE.epsilon(own, 1) == pytest.approx(by_accountant({width / change: 1}, 1e-5), rel=0.02)
 
 
 def test_noise_of_others_counts_in_secure_sums_as_far_as_the_policy_says(tmp_path: Path) -> None:
@@ -637,7 +637,3 @@ def test_what_is_shown_to_a_data_protection_officer(tmp_path: Path) -> None:
     assert any(line.split()[-5:] == ["47114711471147114", "private-sums", "1", "3", "0.02"] for line in lines)
     assert any(line.split()[-5:] == ["4712", "sum-ntk-fl", "1", "none", "0.02"] for line in lines)
     assert lines[-1] == "ε of one record within 365 days: 3 of 6; 3 are left"
-
-
-def test_a_client_level_guarantee_is_worth_less_for_a_record() -> None:
-    assert PRIVATE.epsilon(agreed(DPFedAvg()), 20) == pytest.approx(6.64, abs=0.01)

@@ -15,8 +15,7 @@ from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import Simulation, sum_promise
 from ntkfl.federation.transport import Traffic
 from ntkfl.methods import METHODS, FedAvg, Method, Privacy, PrivateSums
-from ntkfl.methods.base import Outgoing
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import Outgoing, settle
 from ntkfl.report.page import write_report
 from ntkfl.wire import Message
 

@@ -21,7 +21,7 @@ from ntkfl.federation.simulation import Simulation
 from ntkfl.methods import METHODS, FedAvg, Method, Privacy, SumNTKFL
 from ntkfl.methods.replies import Addend
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.services.shuffler.store import BatchStore
+from ntkfl.services.store import BatchStore
 from ntkfl.wire import Message
 from tests.federation.masked import KEY, NAMES, SAID, Round, played, schema_of, words_of
 from tests.federation.rounds import lying, scaled, small_client, small_task
@@ -44,8 +44,6 @@ def test_the_masked_sum_is_the_plain_sum_for_every_set_of_clients(data: st.DataO
     if len(some) < least:
         with pytest.raises(Refused, match="release needs"):
             own.shuffler.release(KEY)
-        with pytest.raises(Refused, match="not released yet"):
-            own.shuffler.masks(KEY)
         return
     (sums, _) = own.total()
     assert len(own.sealed) == len(some)
@@ -177,9 +175,8 @@ def test_seeds_are_not_kept(digits: ntkfl.data.Federated, monkeypatch: pytest.Mo
     monkeypatch.setattr(BatchStore, "__init__", remember)
     trained(digits, FedAvg(local_steps=1), rounds=1)
     tables = [name for shuffler in kept for (name,) in shuffler._db.execute("SELECT name FROM sqlite_master")]
-    assert "batches" in tables
-    assert not [name for name in tables if name.startswith(("senders_", "pending_", "released_"))]
-    assert [masks for shuffler in kept for (masks,) in shuffler._db.execute("SELECT masks FROM batches")] == [None]
+    assert "facts" in tables
+    assert not {"senders", "pending", "released"} & {*tables}
 
 
 def test_an_extreme_update_weighs_as_much_as_its_limit(

@@ -20,7 +20,7 @@ from ntkfl.federation.transport import Traffic
 from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import METHODS, NTKFL, ClientRound, Method, Privacy, Task
 from ntkfl.methods.replies import Reply
-from ntkfl.services.shuffler.store import BatchStore
+from ntkfl.services.store import BatchStore
 from ntkfl.wire import Message
 from tests.federation.rounds import lying, play_round, server_of, small_client, small_task
 

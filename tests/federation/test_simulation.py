@@ -47,8 +47,8 @@ def test_a_record_a_round(digits: ntkfl.data.Federated) -> None:
     weights = finished.history[0]["downlink"]["weights"] / 5
     d = 64 * 20 + 20 + 20 * 10 + 10
     assert 4 * d < weights < 4 * d + 64
-    candidates = finished.history[0]["downlink"]["candidates"] / 5  # of two, one and its distance to the other, 8 bits
-    assert 2 * d < candidates < 2 * d + 256
+    candidates = finished.history[0]["downlink"]["candidates"] / 5  # of two, one and the way to the other, float16
+    assert 4 * d < candidates < 4 * d + 256
 
 
 def test_the_users_model_keeps_its_weights(digits: ntkfl.data.Federated) -> None:

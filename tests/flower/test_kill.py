@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +16,19 @@ from flwr.serverapp import Grid, ServerApp
 from ntkfl.federation.policy import Agreed, Policy
 from ntkfl.flower import Strategy, reply
 from ntkfl.methods import Privacy, PrivateSums
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import settle
 from ntkfl.privacy.ledger import Ledger, LedgerEntry, spent_in_year
 from tests.flower.cases import perceptron, samples
-from tests.flower.test_superlink import environment, free_port, wait
+from tests.flower.superlink import Fleet
 
-BIN = Path(sys.executable).parent
 ROUNDS, PRIVACY = 4, Privacy(epsilon=8.0, delta=1e-5, budget_rounds=4)
 POLICY = 'methods = ["sums"]\n[privacy]\nepsilon_per_run = 9.0\nepsilon_per_year = 20.0\ndelta = 1e-5\n'
-APP = """[project]
-name = "kill"
-version = "1.0.0"
-description = "Replies that can be held."
-license = "Apache-2.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "ntkfl"
-[tool.flwr.app.components]
-serverapp = "kill_app:server"
-clientapp = "kill_app:client"
-[tool.flwr.app.config]
-checkpoint = ""
-"""
-CODE = "from tests.flower import test_kill\n\nserver = test_kill.server\nclient = test_kill.client\n"
 server, client = ServerApp(), ClientApp()
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    checkpoint = Path(str(context.run_config["checkpoint"]))
+    checkpoint = Path(str(context.run_config["out"]))
     how = {"min_train_nodes": 2, "min_available_nodes": 2, "fraction_evaluate": 0.0}
     strategy = Strategy(PrivateSums(), perceptron(), privacy=PRIVACY, checkpoint=checkpoint, **how)
     strategy.start(grid, ArrayRecord(perceptron().state_dict()), ROUNDS, timeout=20)
@@ -67,42 +46,15 @@ def train(msg: Message, context: Context) -> Message:
     return answer
 
 
-class Fleet:
-    """A SuperLink and two SuperNodes, each in a process group of its own."""
+class Sites(Fleet):
+    """Two SuperNodes under a policy each."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.at, self.processes = folder, f"127.0.0.1:{free_port()}", dict[str, subprocess.Popen[bytes]]()
-        (folder / "app").mkdir()
-        for name, text in {"policy.toml": POLICY, "app/pyproject.toml": APP, "app/kill_app.py": CODE}.items():
-            (folder / name).write_text(text)
-        self.how: dict[str, Any] = {"env": environment(folder, self.at), "cwd": folder}
+        super().__init__(folder, "test_kill")
+        (folder / "policy.toml").write_text(POLICY)
 
-    def start(self, name: str) -> None:
-        host, port = self.at.split(":")
-        command = ["flower-superlink", "--host", host, "--port", port]
-        if name != "link":
-            config = f'partition-id={name} policy="{self.folder / "policy.toml"}"'
-            command = ["flower-supernode", "--superlink", self.at, "--node-config", config, "--port", str(free_port())]
-        command = [str(BIN / command[0]), "--insecure", *command[1:]]
-        with (self.folder / f"{name}.log").open("a") as out:
-            self.processes[name] = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True, **self.how)
-        if name == "link":
-            wait(lambda: socket.create_connection((host, int(port))).close())
-
-    def kill(self, name: str) -> None:
-        """Its group; what Flower started in groups of their own ends when it sees that."""
-        os.killpg(self.processes[name].pid, signal.SIGKILL)
-        self.processes[name].wait()
-
-    def run(self, name: str) -> None:
-        given = ["--run-config", f'checkpoint="{self.folder / name}"']
-        subprocess.run([str(BIN / "flwr"), "run", "app", "here", *given], check=True, timeout=60, **self.how)
-
-    def until(self, true: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 150
-        while not true():
-            assert time.monotonic() < deadline, "\n".join(p.read_text()[-6000:] for p in self.folder.glob("*.log"))
-            time.sleep(0.1)
+    def start_node(self, number: int, config: str = "") -> None:
+        super().start_node(number, f'policy="{self.folder / "policy.toml"}"')
 
     def replies(self, number: int) -> list[LedgerEntry]:
         ledger = Ledger(self.folder / "ledger" / str(number))
@@ -126,26 +78,22 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    made = Fleet(tmp_path)
-    try:
-        for name in ("link", "0", "1"):
-            made.start(name)
+def fleet(tmp_path: Path) -> Iterator[Sites]:
+    with Sites(tmp_path) as made:
+        for number in range(2):
+            made.start_node(number)
         yield made
-    finally:
-        for name in made.processes:
-            made.kill(name)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_supernode_killed_before_its_reply_leaves_goes_on_with_its_ledger(fleet: Fleet) -> None:
+def test_a_supernode_killed_before_its_reply_leaves_goes_on_with_its_ledger(fleet: Sites) -> None:
     (hold := fleet.folder / "hold-1").touch()
-    fleet.run("run")
+    fleet.run(out=fleet.folder / "run")
     fleet.until(lambda: fleet.answered(1, 2, nodes=(1,)))
     fleet.kill("1")
     hold.unlink()
-    fleet.start("1")
+    fleet.start_node(1)
     fleet.until((fleet.folder / "run.done").exists)
     fleet.check_ledgers()  # the reply that was lost counts
     assert [len(r.get("failed", ())) for r in fleet.history()][:2] == [0, 1]  # Flower asks the dead node for a while
@@ -154,26 +102,26 @@ def test_a_supernode_killed_before_its_reply_leaves_goes_on_with_its_ledger(flee
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_superlink_killed_in_a_round_is_followed_by_a_run_that_goes_on(fleet: Fleet) -> None:
+def test_a_superlink_killed_in_a_round_is_followed_by_a_run_that_goes_on(fleet: Sites) -> None:
     """Flower's state was in memory: its run is gone, and its SuperNodes end. What is done is on the disk."""
     holds = [fleet.folder / f"hold-{number}" for number in range(2)]
     for hold in holds:
         hold.touch()
-    fleet.run("run")
+    fleet.run(out=fleet.folder / "run")
     fleet.until(lambda: fleet.answered(1, 2))
     fleet.kill("link")
     for hold in holds:
         hold.unlink()
-    fleet.start("link")
-    for name in "01":
-        fleet.until(lambda name=name: fleet.processes[name].poll() is not None)  # type: ignore[misc]
-        fleet.start(name)
-    fleet.run("run")
+    fleet.start_link()
+    for number in range(2):
+        fleet.until(lambda name=str(number): fleet.processes[name].poll() is not None)  # type: ignore[misc]
+        fleet.start_node(number)
+    fleet.run(out=fleet.folder / "run")
     fleet.until((fleet.folder / "run.done").exists)
     assert [r["round"] for r in fleet.history()] == [1, 2, 3, 4]  # round 2 with the replies that were kept
     assert not any(r.get("failed") for r in fleet.history())
     fleet.check_ledgers()
-    fleet.run("another")
+    fleet.run(out=fleet.folder / "another")
     fleet.until((fleet.folder / "another.done").exists)
     for number in range(2):
         assert len({entry.run for entry in fleet.replies(number)}) == 2

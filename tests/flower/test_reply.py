@@ -16,7 +16,7 @@ from flwr.app import Message
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from ntkfl.flower.records import payload_of
+from ntkfl.flower.messages import payload_of
 from ntkfl.methods import NTKFL, QSGD, FedAvg, Privacy, Scaffold, SumNTKFL, SumRidge
 from ntkfl.models import head
 from tests.flower.cases import (
@@ -33,7 +33,6 @@ from tests.flower.cases import (
 from tests.flower.test_strategy import said
 
 __all__ = ["said"]
-KINDS = (FedAvg(), SumNTKFL(), NTKFL())
 
 
 class Pairs(Dataset[Any]):
@@ -104,7 +103,7 @@ def reader() -> nn.Module:
 
 
 def backbone(trained: bool) -> nn.Module:
-    """A head on a frozen network, whose weights only the server's model has at first."""
+    """A head on a frozen network, whose weights are the server's or others."""
     torch.manual_seed(11 if trained else 12)
     front = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh()).double()
     torch.manual_seed(13)
@@ -121,17 +120,17 @@ def half_frozen(trained: bool) -> nn.Module:
 
 @pytest.mark.parametrize("make", [backbone, half_frozen])
 @pytest.mark.parametrize("method", [SumRidge(), FedAvg()], ids=lambda m: m.name)
-def test_what_does_not_train_is_the_servers_at_every_client_and_is_sent_once(
-    method: Any, make: Callable[[bool], nn.Module]
+def test_what_does_not_train_is_the_same_at_every_client_and_never_sent(
+    method: Any, make: Callable[[bool], nn.Module], said: list[str]
 ) -> None:
+    """A client whose frozen weights differ is refused: it must load the server's."""
     clients = samples()
-    grid = grid_of(lambda: make(True), clients)
-    for node in (10, 20):
-        grid.apps[node] = train(lambda: make(False), clients[node // 10 - 1])
-    result = run(grid, method, lambda: make(True), 2)
+    result = run(grid_of(lambda: make(True), clients), method, lambda: make(True), 2)
     assert difference(weights(result), in_process(method, lambda: make(True), clients, 2)) < 1e-9
-    sent = [m.metadata.dst_node_id for m in grid.asked if "ntkfl.frozen" in m.content]
-    assert sent == [10, 20]
+    grid = grid_of(lambda: make(True), clients)
+    grid.apps[20] = train(lambda: make(False), clients[1])
+    assert run(grid, method, lambda: make(True), 1).train_metrics_clientapp[1]["failures"] == 1
+    assert any(re.match("node 20: .*ModelError.*load the same ones at both ends", line) for line in said)
 
 
 # A question that comes again.
@@ -188,14 +187,14 @@ def test_a_repeated_question_gets_the_same_answer_and_nobody_else_can_tell_it(
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        ((torch.randn(9, 5), torch.arange(9) % 3), r"DataError: inputs of shape \[5\]; the run's terms say \[6\]"),
-        ((torch.randn(9, 6), torch.arange(9)), "DataError: labels 0 to 8; the run's terms say 3 classes"),
+        ((torch.randn(9, 5), torch.arange(9) % 3), r"DataError.*inputs of shape \[5\]; the run's terms say \[6\]"),
+        ((torch.randn(9, 6), torch.arange(9)), "DataError.*labels 0 to 8; the run's terms say 3 classes"),
         (
             (torch.randn(9, 6), torch.randn(9, 4)),
-            r"DataError: targets of shape \[9, 4\]; the run's terms say 3 outputs",
+            r"DataError.*targets of shape \[9, 4\]; the run's terms say 3 outputs",
         ),
-        ((torch.full((9, 6), float("nan")), torch.arange(9) % 3), "DataError: this client's data: x has a value that"),
-        (Pairs(samples()[0], _dictionary), "DataError: this client's data: batch 0 is a dict"),
+        ((torch.full((9, 6), float("nan")), torch.arange(9) % 3), "DataError.*this client's data: x has a value that"),
+        (Pairs(samples()[0], _dictionary), "DataError.*this client's data: batch 0 is a dict"),
     ],
 )
 def test_data_that_do_not_fit_are_refused_by_their_client_and_the_round_goes_on(
@@ -205,7 +204,7 @@ def test_data_that_do_not_fit_are_refused_by_their_client_and_the_round_goes_on(
     grid.apps[40] = train(perceptron, data)
     result = run(grid, FedAvg(), perceptron, 1)
     assert result.train_metrics_clientapp[1]["failures"] == 1
-    assert any(re.match(f"node 40: {why}", line) for line in said), said
+    assert any(re.match(f"node 40: .*{why}", line) for line in said), said
 
 
 @pytest.mark.parametrize(
@@ -221,7 +220,7 @@ def test_a_network_that_is_not_the_servers_is_refused(make: Any, why: str, said:
     grid.apps[40] = train(make, samples()[3])
     result = run(grid, FedAvg(), perceptron, 1)
     assert result.train_metrics_clientapp[1]["failures"] == 1
-    assert any(re.match(f"node 40: ModelError: {why}", line) for line in said), said
+    assert any(re.match(f"node 40: .*ModelError.*{why}", line) for line in said), said
 
 
 def test_the_server_cannot_make_a_client_import_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,23 +244,6 @@ def test_the_server_cannot_make_a_client_import_code(tmp_path: Path, monkeypatch
     assert not result.train_metrics_clientapp
     assert "planted_code" in sys.modules
     sys.modules.pop("planted_code")
-
-
-def test_terms_that_change_within_a_run_are_refused(said: list[str]) -> None:
-    grid = grid_of(perceptron, samples())
-    push = grid.push_messages
-
-    def changed(messages: Any) -> Any:
-        for message in messages:
-            notes = message.content["ntkfl.notes"]
-            if message.content.get("config", {}).get("server-round") == 2 and "terms" in notes:
-                notes["terms"] = str(notes["terms"]).replace('"lr":0.1', '"lr":0.5')
-        return push(messages)
-
-    grid.push_messages = changed  # type: ignore[method-assign]
-    result = run(grid, FedAvg(), perceptron, 2)
-    assert list(result.train_metrics_clientapp) == [1]
-    assert any(re.search(r"the terms of run \w+ changed", line) for line in said)
 
 
 def test_a_sites_policy_decides_before_anything_is_computed(tmp_path: Path, said: list[str]) -> None:
@@ -295,7 +277,7 @@ def test_under_a_policy_an_error_says_nothing_of_the_data(tmp_path: Path, said: 
     grid.apps[40] = train(perceptron, secret, policy=tmp_path / "policy.toml")
     run(grid, FedAvg(), perceptron, 1)
     (line,) = [line for line in said if line.startswith("node 40")]
-    assert line == "node 40: Refused: failed with DataError: see the log of this site"
+    assert line.endswith("<'failed with DataError: see the log of this site'>")
 
 
 def test_a_message_of_another_strategy_is_no_question() -> None:

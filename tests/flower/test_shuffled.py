@@ -14,7 +14,7 @@ from torch import nn
 import ntkfl
 from ntkfl.errors import ConfigError
 from ntkfl.flower import Shuffler, Strategy, reply
-from ntkfl.flower.records import content
+from ntkfl.flower.messages import content
 from ntkfl.methods import CPNTKFL, Method, Privacy, SumNTKFL
 from ntkfl.privacy.projection import RunSecret
 from tests.flower.grids import LocalGrid

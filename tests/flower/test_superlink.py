@@ -1,95 +1,94 @@
-"""A SuperLink and SuperNodes as processes on loopback, asked by `flwr run`: the same weights as in one process."""
+"""A SuperLink and SuperNodes as processes on loopback, asked by `flwr run`: the same weights as in one process; and a
+consortium of five with a shuffler and a key server.
+"""
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from safetensors.torch import load_file, save_file
+from torch import nn
 
-from tests.flower.cases import THREE, difference, in_process, samples
+from ntkfl.flower import Shuffler, Strategy, reply
+from ntkfl.methods import CPNTKFL, Privacy
+from tests.flower.cases import SEED, THREE, difference, in_process, samples
+from tests.flower.superlink import Fleet
+from tests.services.federation import federation
 
-ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def environment(home: Path, at: str) -> dict[str, str]:
-    """Of Flower's processes: `here` is the SuperLink at this address, and our packages and tests can be imported."""
-    here = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{at}"\ninsecure = true\n'
-    (home / "config.toml").write_text(here)
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    bin_first = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    own = {"FLWR_HOME": str(home), "PYTHONPATH": path, "PATH": bin_first, "FLWR_TELEMETRY_ENABLED": "0"}
-    return {**os.environ, **own}
+FIVE = 5
+PRIVACY = Privacy(projected_dim=6, projection="gaussian", subsample_rate=0.8, sparsity=0.5)
+server, client = ServerApp(), ClientApp()
 
 
-@contextmanager
-def running(name: str, *arguments: str, log: Path, env: dict[str, str]) -> Iterator[None]:
-    """A process of Flower's beside this interpreter, with those it starts, until the block ends."""
-    command = [str(Path(sys.executable).parent / name), "--insecure", *arguments]
-    with open(log / f"{name}{len(list(log.iterdir()))}.log", "w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=env, cwd=log, start_new_session=True)
-        try:
-            yield
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    """One method of each kind of reply after the other; or CP-NTK-FL, where the run names the aggregator's folder."""
+    out, folder = Path(str(context.run_config["out"])), str(context.run_config["folder"])
+    if folder:
+        sampling = {"min_train_nodes": FIVE, "min_available_nodes": FIVE, "fraction_evaluate": 0.0}
+        strategy = Strategy(CPNTKFL(), net(), privacy=PRIVACY, through=Shuffler(folder), **sampling)
+        result = strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=1, timeout=300)
+        save_file(dict(result.arrays.to_torch_state_dict()), out)
+        out.with_suffix(".done").touch()
+        return
+    for case, (method, make, _, rounds) in enumerate(THREE):
+        strategy = Strategy(method, make(), robust=None, fraction_evaluate=0.0)
+        arrays, config = ArrayRecord(make().state_dict()), ConfigRecord({"case": case})
+        result = strategy.start(grid, arrays, rounds, timeout=100, train_config=config)
+        save_file(dict(result.arrays.to_torch_state_dict()), out / method.name)
+    out.with_suffix(".done").touch()
+
+
+@client.train()
+def train(msg: Message, context: Context) -> Message:
+    number = int(context.node_config["partition-id"])
+    if "ntkfl-folder" in context.node_config:
+        return reply(msg, context, net(), pairs()[number], through=Shuffler.from_config(context))
+    _, make, shape, _ = THREE[int(msg.content["config"]["case"])]
+    return reply(msg, context, make(), samples(2, shape)[number], seed=SEED)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    drawn = torch.Generator().manual_seed(7)
+    xs = [torch.randn(12, 12, generator=drawn) for _ in range(FIVE)]
+    return [(x, x[:, :3].argmax(1)) for x in xs]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_supernodes_end_where_one_process_does(tmp_path: Path) -> None:
-    log, home, out, port = tmp_path / "log", tmp_path / "home", tmp_path / "out", free_port()
-    for folder in (log, home, out):
-        folder.mkdir()
-    at = fleet = f"127.0.0.1:{port}"
-    env = environment(home, at)
-    with ExitStack() as stack:
-        link = ["--host", "127.0.0.1", "--port", str(port)]
-        if int(version("flwr").split(".")[1]) < 41:  # nodes have a port of their own there
-            fleet = f"127.0.0.1:{free_port()}"
-            link += ["--fleet-api-address", fleet]
-        stack.enter_context(running("flower-superlink", *link, log=log, env=env))
-        wait(lambda: socket.create_connection(("127.0.0.1", port)).close())
+    (out := tmp_path / "out").mkdir()
+    with Fleet(tmp_path, "test_superlink") as fleet:
         for number in range(2):
-            node = ("--superlink", fleet, "--node-config", f"partition-id={number}", "--port", str(free_port()))
-            stack.enter_context(running("flower-supernode", *node, log=log, env=env))
-        command = [str(Path(sys.executable).parent / "flwr"), "run", str(Path(__file__).parent / "app"), "here"]
-        subprocess.run([*command, "--run-config", f'out="{out}"'], env=env, cwd=tmp_path, check=True, timeout=120)
-        deadline = time.monotonic() + 500
-        while not (out / THREE[-1][0].name).exists():
-            assert time.monotonic() < deadline, "\n".join(p.read_text()[-3000:] for p in log.iterdir())
-            time.sleep(0.5)
-        time.sleep(0.5)
+            fleet.start_node(number)
+        fleet.run(out=out)
+        fleet.until(out.with_suffix(".done").exists)
     for method, make, shape, rounds in THREE:
         found = load_file(out / method.name)
         assert difference(found, in_process(method, make, samples(2, shape), rounds)) < 1e-6, method.name
 
 
-def wait(connect: object, seconds: float = 30.0) -> None:
-    """Until something listens."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return connect()  # type: ignore[operator, no-any-return]
-        except OSError:
-            assert time.monotonic() < deadline, "nobody listens"
-            time.sleep(0.2)
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_five_clients_play_two_runs(tmp_path: Path) -> None:
+    (home := tmp_path / "home").mkdir()
+    with federation(tmp_path, FIVE) as made, Fleet(home, "test_superlink") as fleet:
+        for number in range(FIVE):
+            fleet.start_node(number, f'ntkfl-folder="{made.folder / "clients" / f"client-{number}"}"')
+        for name in ("first", "second"):
+            fleet.run(folder=made.folder / "aggregator", out=tmp_path / name)
+            fleet.until((tmp_path / f"{name}.done").exists)
+        assert len(list((made.folder / "shuffler").glob("run-*.sqlite"))) == 2
+    first, second = load_file(tmp_path / "first"), load_file(tmp_path / "second")
+    assert not all(torch.equal(first[name], net().state_dict()[name]) for name in first)
+    assert not all(torch.equal(first[name], second[name]) for name in first)  # another ρ, other samples

@@ -21,7 +21,7 @@ import torch
 
 import ntkfl
 from ntkfl.methods import Privacy, Robust
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import settle
 
 FOLDER = Path(__file__).parent
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ntkfl.methods import NTKFL, ClientRound, Method, Outcome, State, Task
 from ntkfl.methods.base import Outgoing, Replies
+from ntkfl.methods.ntk_fl import CandidateLosses, choose
 from ntkfl.methods.replies import Reply
-from ntkfl.methods.rows.candidates import CandidateLosses, choose
 from ntkfl.models import resnet
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.parameters import unflatten

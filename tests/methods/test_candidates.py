@@ -1,4 +1,4 @@
-"""Candidates: what they cost, that coding them hardly moves the choice, who chooses, and how their times grow."""
+"""NTK-FL's candidates and rows: bytes, that coding them hardly moves the choice, who chooses, what bounds do."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ import torch
 
 import ntkfl
 from ntkfl.errors import MessageError
-from ntkfl.methods import CPNTKFL, NTKFL, ClientRound, FedAvg, Method, SumNTKFL, Task
-from ntkfl.methods.robust import trimmed_mean
-from ntkfl.methods.rows.candidates import CandidateLosses, choose
-from ntkfl.methods.rows.ntk_fl import residual_left
-from ntkfl.methods.rows.robust_rows import gather
+from ntkfl.methods import CPNTKFL, NTKFL, ClientRound, FedAvg, Method, Robust, SumNTKFL, Task
+from ntkfl.methods.ntk_fl import (
+    MOST_CANDIDATES,
+    CandidateLosses,
+    TangentRows,
+    candidates_question,
+    choose,
+    gather,
+    residual_left,
+    unpack_candidates,
+)
+from ntkfl.methods.robust import median, trimmed_mean
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
 from ntkfl.wire.message import Message
-from ntkfl.wire.span import unpack_span
 from tests.methods.rounds import Whole, ask, one_weight, play, scalar_client, small_clients, small_task
 
 
@@ -31,40 +37,34 @@ class Exact(Whole):
     tolerance: ClassVar[float] = NTKFL.tolerance
 
 
-class Growing(NTKFL):
-    """Also from times that were given."""
-
-    @property
-    def grows(self) -> bool:
-        return True
-
-
 def run(fed: ntkfl.data.Federated, method: Method, **options: Any) -> ntkfl.Run:
     torch.manual_seed(0)
     inputs = options["privacy"].projected_dim if "privacy" in options else 64
     return ntkfl.train(ntkfl.models.mlp(inputs, 32, 10), fed, method, clients_per_round=8, callbacks=[], **options)
 
 
-# What they cost, and what coding them changes.
+# What candidates cost, and what coding them changes.
 
 
 @pytest.mark.parametrize(
-    ("method", "privacy"),
+    ("method", "privacy", "times"),
     [
-        (NTKFL(), {}),
-        (CPNTKFL(), {"privacy": Privacy(projected_dim=40, projection="gaussian")}),
-        (SumNTKFL(), {}),
-        (SumNTKFL(largest=50), {}),
+        (NTKFL(), {}, 3.6),
+        (CPNTKFL(), {"privacy": Privacy(projected_dim=40, projection="gaussian")}, 3.6),
+        (SumNTKFL(), {}, 2),
+        (SumNTKFL(largest=50), {}, 2),
     ],
     ids=["ntk-fl", "cp-ntk-fl", "sum-ntk-fl", "measured"],
 )
-def test_a_round_sends_clients_at_most_twice_what_fedavg_does(
-    digits: ntkfl.data.Federated, method: Method, privacy: dict[str, Any]
+def test_a_round_sends_clients_a_few_times_what_fedavg_does(
+    digits: ntkfl.data.Federated, method: Method, privacy: dict[str, Any], times: float
 ) -> None:
-    """Counted off encoded messages; sums send the accepted weights from the second round on, and a step to measure."""
+    """Counted off encoded messages. Candidates are ten bytes a weight beside the four of w; sums send the accepted
+    weights from the second round on, and a step to measure.
+    """
     ours = run(digits, method, rounds=2, **privacy).history[-1]
     averaging = run(digits, FedAvg(local_steps=1), rounds=1, **privacy).history[-1]
-    assert ours["downlink_bytes"] <= 2 * averaging["downlink_bytes"]
+    assert ours["downlink_bytes"] <= times * averaging["downlink_bytes"]
 
 
 @pytest.mark.parametrize("seed", [10, 11, 12])
@@ -78,12 +78,41 @@ def test_coded_candidates_have_nearly_the_losses_of_exact_ones_and_the_exact_one
     clients = [ClientRound(i, fed.client(i)[0].double(), fed.client(i)[1], Randomness.simulated(i)) for i in range(10)]
     whole, coded = (play(method, task, clients) for method in (Exact(), NTKFL()))
     asked = [next(s.message for s in log if s.kind == "candidates") for _, log in (whole, coded)]
-    exact, sent = asked[0].take("weights", None, task.like), unpack_span(asked[1], task.like)
+    exact, sent = asked[0].take("weights", None, task.like), unpack_candidates(asked[1], task.like)
     x, y = torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients])
     losses, approximate = (task.candidate_losses(some, x, y).mean(1) for some in (exact, sent))
     assert float((approximate / losses - 1).abs().max()) < 0.02
     assert coded[0].steps == whole[0].steps
     torch.testing.assert_close(coded[0].state["weights"], whole[0].state["weights"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("count", [1, 3, 15])
+def test_beyond_four_directions_the_smallest_are_lost(count: int) -> None:
+    """In four directions only float16 is: half a unit of the eleventh binary digit of the largest number."""
+    draws = torch.Generator().manual_seed(0)
+    scales = 3.0 ** -torch.arange(count).double()
+    around = (torch.randn(count, count, generator=draws).double() * scales) @ torch.randn(
+        count, 500, generator=draws
+    ).double()
+    candidates = torch.randn(500, generator=draws).double() + around
+    got = unpack_candidates(Message.decode(candidates_question(1, candidates).encode()), candidates[0])
+    lost = torch.linalg.svdvals(candidates - candidates[-1])[4:].square().sum().sqrt()
+    rounding = 2.0**-11 * float(candidates.abs().max() + (candidates - candidates[-1]).norm(dim=1).max())
+    assert float((got - candidates).norm()) <= float(lost) + rounding * candidates.numel() ** 0.5
+
+
+def test_candidates_that_are_refused() -> None:
+    question = candidates_question(1, torch.randn(6, 100))
+    for changed, why in (
+        ({"directions": torch.zeros(5, 100), "coordinates": torch.zeros(6, 5)}, "more than can be sent"),
+        ({"directions": torch.zeros(4, 101)}, "directions"),
+        ({"coordinates": torch.zeros(MOST_CANDIDATES + 1, 4)}, "more than can be sent"),
+        ({"coordinates": torch.zeros(0, 4)}, "more than can be sent"),
+        ({"coordinates": torch.full((6, 4), float("nan"))}, "not finite"),
+        ({"last": torch.zeros(99)}, "last"),
+    ):
+        with pytest.raises(MessageError, match=why):
+            unpack_candidates(Message("candidates", 1, dict(question.arrays) | changed), torch.zeros(100))
 
 
 # Who chooses.
@@ -92,12 +121,9 @@ def test_coded_candidates_have_nearly_the_losses_of_exact_ones_and_the_exact_one
 def reports(*losses: list[float], shuffled: bool = False) -> list[CandidateLosses]:
     """What clients of one sample report, as the server parses it."""
     task = small_task(privacy=Privacy(shuffle=shuffled))
-    found = []
-    for row in losses:
-        values = torch.tensor(row).double()
-        one = {"losses": values.unsqueeze(0)} if shuffled else {"sums": values, "samples": torch.tensor(1)}
-        found.append(CandidateLosses.parse(Message("rows", 1, one), task))
-    return found
+    counted = {} if shuffled else {"samples": torch.tensor(1)}
+    rows = [{"losses": torch.tensor([row]).double()} | counted for row in losses]
+    return [CandidateLosses.parse(Message("rows", 1, one), task) for one in rows]
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
@@ -130,12 +156,18 @@ def test_a_client_that_claims_many_samples_counts_once_where_losses_are_trimmed(
     assert choose(said, 0.25)[0] == 1
 
 
-@pytest.mark.parametrize("samples", [0, -1, 2**31, 1e30])
-def test_losses_of_no_samples_or_too_many_are_refused(samples: float) -> None:
+@pytest.mark.parametrize("samples", [0, -1, 2**31, 1e30, None])
+def test_losses_of_no_samples_or_too_many_are_refused(samples: float | None) -> None:
     """A count may come as any type: one beyond int64 must not end the round with an error of its own."""
-    reply = {"sums": torch.tensor([1.0, 2.0]).double(), "samples": torch.tensor(samples)}
+    counted = {} if samples is None else {"samples": torch.tensor(samples)}
     with pytest.raises(MessageError, match="samples"):
-        CandidateLosses.parse(Message("rows", 1, reply), small_task())
+        CandidateLosses.parse(Message("rows", 1, {"losses": torch.ones(1, 2)} | counted), small_task())
+
+
+def test_through_a_shuffler_nobody_counts_for_many_samples() -> None:
+    reply = {"losses": torch.ones(1, 2), "samples": torch.tensor(9)}
+    with pytest.raises(MessageError, match="samples"):
+        CandidateLosses.parse(Message("rows", 1, reply), small_task(privacy=Privacy(shuffle=True)))
 
 
 @pytest.mark.parametrize("losses", [[-1.0, 1.0], [1.0, 1e31]])
@@ -144,14 +176,10 @@ def test_losses_that_no_sample_can_have_are_refused(losses: list[float]) -> None
         reports(losses, shuffled=True)
 
 
-# How their times grow.
+# Times that are too short.
 
 
-def test_times_double_while_the_longest_wins_and_within_the_bound(digits: ntkfl.data.Federated) -> None:
-    """Times so short that the longest always wins, and that little is learned in them."""
-    records = run(digits, Growing(steps=(0.5, 1.0)), rounds=6).history
-    assert [r["steps"] for r in records] == [r["longest_steps"] for r in records] == [1, 2, 4, 8, 16, 16]
-    assert ["warning" in r for r in records] == [False] * 4 + [True] * 2  # once no longer ones are allowed
+def test_too_short_times_are_warned_of(digits: ntkfl.data.Federated) -> None:
     fixed = run(digits, NTKFL(steps=(0.5, 1.0)), rounds=2).history
     assert [r["steps"] for r in fixed] == [1, 1]
     assert all("the longest candidate, t = 1, was chosen" in r["warning"] for r in fixed)
@@ -160,30 +188,40 @@ def test_times_double_while_the_longest_wins_and_within_the_bound(digits: ntkfl.
 
 def test_the_residual_left_is_that_of_a_linear_flow() -> None:
     """One sample of f = w x with mse: r(t) = r(0) e^(−ηx²t), whose mean up to t is r(0) (1 − e^(−ηx²t)) / (ηx²t)."""
-    method = NTKFL(loss="mse", lr=0.1, steps=(1e-3, 5.0, 20.0))
+    method = Whole(loss="mse", lr=0.1)
     task, client = one_weight(0.3), scalar_client(0, 2.0, 1.0)
-    rows = gather(task, task.like, [ask(method, task, client)], 1)
+    rows = gather(task, [ask(method, task, client)], 1)
     for t in (5.0, 20.0):
         left = residual_left(method.evolve(task, rows, (1e-3, t)))
         assert left == pytest.approx(-math.expm1(-0.4 * t) / (0.4 * t), rel=1e-3)
 
 
-def test_times_stay_where_a_shorter_one_wins_or_the_longest_was_not_reached() -> None:
-    method, state = Growing(steps=(1.0, 2.0)), {"extended_steps": torch.tensor(1)}
-    task, clients = small_task(), small_clients(5, 5)
-    rows = gather(task, task.like, [ask(method, task, client) for client in clients], 1)
-    evolution = method.evolve(task, rows, method.times(state))
-    assert evolution.steps == method.times(state) == (1, 2, 4)
-    assert int(method.extended(state, evolution, 1)[0]["extended_steps"]) == 1
-    assert int(method.extended(state, evolution, 2)[0]["extended_steps"]) == 2
-    short = method.evolve(task, rows, (1.0, 2.0))  # as after a flow that could not be integrated further
-    assert int(method.extended(state, short, 1)[0]["extended_steps"]) == 1
-    assert method.extended({}, short, 0) == ({}, {})
+# Bounds on rows.
 
 
-def test_times_grow_by_default_where_nobody_chose_them() -> None:
-    for method in (NTKFL(), CPNTKFL(), NTKFL(lr=0.1)):
-        assert method.grows
-        assert NTKFL(**method.model_dump()).grows  # as a resumed run reads it
-    assert not NTKFL(steps=(100.0, 200.0)).grows
-    assert not NTKFL(kernel="trace").grows
+def uploads(task: Task, *sizes: int) -> list[TangentRows]:
+    return [ask(NTKFL(), task, client) for client in small_clients(*sizes)]  # type: ignore[misc]
+
+
+def test_long_rows_are_scaled_to_the_bound() -> None:
+    task = small_task(robust=Robust(row_clip=2.0))
+    (upload,) = uploads(task, 9)
+    J = upload.J.dense()
+    upload.J = upload.J.scaled(torch.tensor([1.0] * 8 + [50.0]))
+    middle = float(median(upload.J.norms()))
+    found = gather(task, [upload], 1)
+    assert found.bounded["clipped_rows"] == 1
+    norms = found.J.dense().flatten(1).norm(dim=1)
+    assert float(norms[8]) == pytest.approx(2 * middle)
+    assert torch.allclose(found.J.dense()[8] / norms[8], J[8] / J[8].norm())
+    assert gather(small_task(robust=Robust(row_clip=100.0)), uploads(task, 9), 1).bounded == {}
+
+
+def test_a_client_with_far_more_rows_than_the_others_counts_for_one_and_a_half() -> None:
+    task = small_task(robust=Robust(row_clip=100.0))
+    rows, same, other = (gather(task, uploads(task, 8, 8, 8, 200), number) for number in (3, 3, 4))
+    assert len(rows.y) == 8 + 8 + 8 + 12
+    assert rows.bounded["surplus_rows"] == 188
+    assert torch.equal(rows.f0, same.f0)  # drawn by the number of the round
+    assert not torch.equal(rows.f0, other.f0)
+    assert len(gather(small_task(), uploads(task, 8, 8, 8, 200), 1).y) == 8 + 8 + 8 + 200

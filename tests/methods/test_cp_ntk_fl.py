@@ -11,7 +11,7 @@ import ntkfl
 from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods import CPNTKFL, NTKFL
 from ntkfl.methods.base import privacy_of
-from ntkfl.methods.rows.upload import TangentRows
+from ntkfl.methods.ntk_fl import TangentRows
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sparsify import kept
 from ntkfl.wire.topk import topk_bytes
@@ -65,13 +65,6 @@ def test_uplink_bytes_are_those_of_the_codec(codec: str, digits: ntkfl.data.Fede
     }[codec]
     row = record["uplink"]["rows"] / record["samples"]
     assert payload + 4 * 10 + 1 < row < payload + 4 * 10 + 1 + 360  # outputs, label, and headers, seal and frame
-
-
-def test_dense_and_factored_train_alike(digits: ntkfl.data.Federated) -> None:
-    a, b = (
-        train(digits, CPNTKFL(form=form), 2, projected_dim=20, sparsity=0).history[-1] for form in ("dense", "factored")
-    )
-    assert abs(a["test_loss"] - b["test_loss"]) < 1e-3
 
 
 # Uploads.

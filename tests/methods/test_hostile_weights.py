@@ -1,4 +1,4 @@
-"""Whatever weights are announced, a record (or a client) adds no more than its clip to what a private method sends.
+"""Whatever weights are announced, a record adds no more than its clip to what a private method sends.
 
 Weights are searched at random, layer by layer: pairs and neighbours that cancel up to 2^-4 to 2^-24 of themselves,
 sizes from 1e-45 to 1e30, constant and zero layers. On weights that are not finite every client says the same.
@@ -19,7 +19,7 @@ from ntkfl.errors import MessageError
 from ntkfl.methods import METHODS, ClientRound, Method, Task
 from ntkfl.methods.base import adds_noise
 from ntkfl.methods.sums.noisy_sums import NoisySums
-from ntkfl.methods.sums.whitening import directions, whitening_arrays
+from ntkfl.methods.sums.private_sums import directions, whitening_arrays
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.sum_noise import integer_change
 from ntkfl.tangent import plan_jacobian
@@ -129,7 +129,6 @@ METHODS_AND_NETWORKS: dict[str, tuple[str, str, dict[str, Any]]] = {  # of which
     "records": ("private-sums", "cnn", {"clip": 0.5}),
     "records, whitened": ("private-sums", "mlp", {"clip": 0.5}),
     "records of tokens": ("private-sums", "transformer of tokens", {"clip": 0.5}),
-    "clients that train": ("dp-fedavg", "cnn", {"local_steps": 2}),
     "heads": ("private-ridge", "cnn", {}),
 }
 
@@ -155,14 +154,10 @@ def test_integers_change_by_no_more_than_the_noise_is_for(case: str) -> None:
         rows = torch.cat([x.flatten(1)[:3], torch.ones(3, 1)], dim=1)
         moments = (rows.T @ rows)[tuple(torch.triu_indices(65, 65))]
         whitening = whitening_arrays(layer.name, *directions(moments, 0.05, 50))
-    by_client = method.unit == "client"
     for w in hostile(task.model, 20):
         asked = Message("weights", 1, {"weights": w} | (whitening or asks(name)))
         whole = sent(method, task, asked, x, y)
-        # A client alone, or nobody; the last record, or none.
-        less = (
-            {k: torch.zeros_like(v) for k, v in whole.items()} if by_client else sent(method, task, asked, x[:4], y[:4])
-        )
+        less = sent(method, task, asked, x[:4], y[:4])
         for part in whole:
             difference, numbers = float((whole[part] - less[part]).norm()), len(whole[part])
             bound = integer_change([numbers], grains=method.grains, rounding=method.rounding)

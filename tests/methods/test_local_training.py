@@ -14,9 +14,9 @@ import ntkfl
 from ntkfl.errors import ConfigError, MessageError, ModelError, NumericalError
 from ntkfl.methods import METHODS, NTKFL, Centralized, ClientRound, FedAvg, Task
 from ntkfl.methods.averaging.local_training import train_locally
-from ntkfl.methods.batchnorm import flat_statistics, load_statistics
 from ntkfl.methods.replies import Update
 from ntkfl.methods.robust import Robust
+from ntkfl.methods.task import flat_statistics, load_statistics
 from ntkfl.privacy.randomness import Randomness
 from tests.methods.rounds import gradient, one_weight, play, receive, scalar_client, small_clients, small_task
 

@@ -1,4 +1,4 @@
-"""QSGD as a method: what it sends, and where the model goes."""
+"""QSGD and FedCOM: what they send, and where the model goes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ntkfl.errors import MessageError, NumericalError
-from ntkfl.methods import QSGD, FedAvg
+from ntkfl.methods import QSGD, FedAvg, FedCOM
 from ntkfl.methods.averaging.qsgd import Quantised
 from ntkfl.privacy.randomness import Randomness
 from tests.methods.rounds import ask, gradient, play, receive, small_clients, small_task
@@ -25,6 +25,20 @@ def test_it_follows_the_gradient_but_for_rounding() -> None:
     error = (outcome.state["weights"] - (task.like - 0.3 * sum(gradients) / 3)).abs().max()
     coarsest = 0.3 * max(float(g.abs().max()) for g in gradients) / 2047
     assert 0 < float(error) < coarsest
+
+
+def test_fedcom_is_fedavg_but_for_rounding() -> None:
+    local = {"lr": 0.3, "local_steps": 5, "batch_size": 8}
+    task, clients = small_task(), small_clients(10, 25, 7)
+    avg = play(FedAvg(**local), task, clients)[0].state["weights"]
+    ends = [play(FedAvg(**local), task, [c])[0].state["weights"] for c in clients]
+    outcome, log = play(FedCOM(**local), task, clients)
+    coarsest = max(float((w - task.like).abs().max()) for w in ends) / 127
+    assert 0 < float((outcome.state["weights"] - avg).abs().max()) < coarsest
+    assert all(task.like.numel() < sent.size < task.like.numel() + 128 for sent in log if sent.way == "up")
+    double, _ = play(FedCOM(server_lr=2, **local), task, clients)
+    step, step2 = (o.state["weights"] - task.like for o in (outcome, double))
+    torch.testing.assert_close(step2, 2 * step, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("norm", ["l2", "max"])

@@ -1,20 +1,18 @@
-"""Ridge regression from sums: the pooled solution in float64, whatever the partition; clients counted once; 8 bits."""
+"""Ridge regression from sums: the pooled solution in float64, whatever the partition; clients counted once."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from ntkfl.errors import MessageError, ModelError
 from ntkfl.methods import ClientRound, SumRidge, Task
-from ntkfl.methods.sums.ridge_reply import RidgeReply, pack_sums, read_sums
-from ntkfl.methods.sums.sum_ridge import shares_of
+from ntkfl.methods.sums.sum_ridge import RidgeReply, shares_of
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.tangent.ridge import RidgeSums, left_out_errors, solve, total
+from ntkfl.tangent.ridge import RidgeSums, left_out_errors, total
 from ntkfl.wire import Message
-from tests.methods.rounds import play
+from tests.methods.rounds import broadcast, play
 
 F, CLASSES, N = 7, 3, 120
 
@@ -202,108 +200,26 @@ def test_a_client_can_replace_its_own_share_alone() -> None:
         round.send([reply])
 
 
-# -- Eight bits --------------------------------------------------------------------------------------------------------
-
-WIDE, MANY = 40, 200
-
-
-def correlated(seed: int = 0, mean: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Correlated features of sizes from 0.01 to 100."""
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.randint(0, CLASSES, (MANY,), generator=generator)
-    mixing = torch.randn(WIDE, WIDE, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
-    z = torch.randn(MANY, WIDE, generator=generator, dtype=torch.float64) + nn.functional.one_hot(y, WIDE)
-    return (z @ mixing / WIDE**0.5) * torch.logspace(-2, 2, WIDE, dtype=torch.float64) + mean, y
-
-
-def packed(sums: RidgeSums, seed: int = 0) -> dict[str, Tensor]:
-    return pack_sums(sums, torch.float64, "8bit", lambda count: np.random.default_rng(seed).random(count))
-
-
-def covariance(sums: RidgeSums) -> Tensor:
-    mean = sums.gram[-1, :-1] / sums.samples
-    return sums.gram[:-1, :-1] / sums.samples - torch.outer(mean, mean)
-
-
-@pytest.mark.parametrize("mean", [0.0, 1e3])
-def test_correlations_alone_are_rounded_and_by_how_much(mean: float) -> None:
-    """Whatever the features' sizes and means: of two features c_i c_j is the unit."""
-    sums = sums_of(*correlated(mean=mean))
-    arrived = read_sums(packed(sums))
-    for exact, found in ((sums.samples, arrived.samples), (sums.cross, arrived.cross), (sums.squares, arrived.squares)):
-        assert torch.equal(exact, found)
-    assert torch.equal(arrived.gram[-1], sums.gram[-1])
-    before, after = covariance(sums), covariance(arrived)
-    c = before.diagonal().sqrt()
-    error = (after - before).abs() / torch.outer(c, c)
-    rounding = 4 * torch.finfo(torch.float64).eps * (1 + mean**2 / float(c.min()) ** 2)
-    assert float(error.diagonal().max()) <= rounding
-    assert 0.01 / 127 < float(error.max()) <= 1 / 127 + rounding
-
-
-def test_rounding_has_no_bias() -> None:
-    """The mean of 300 roundings is within six standard errors; one rounding has a deviation of half a step at most."""
-    sums = sums_of(*correlated())
-    found = torch.stack([covariance(read_sums(packed(sums, seed))) for seed in range(300)])
-    before = covariance(sums)
-    c = before.diagonal().sqrt()
-    spread, error = (value / torch.outer(c, c) for value in (found.std(0), (found.mean(0) - before).abs()))
-    assert 0.1 / 127 < float(spread.max()) < 0.55 / 127
-    assert float(error.max()) < 6 * 0.5 / 127 / 300**0.5
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"correlations": torch.zeros(7, dtype=torch.int8)},
-        {"correlations": torch.zeros(WIDE * (WIDE - 1) // 2, dtype=torch.int16)},
-        {"scales": -torch.ones(1)},
-        {"scales": torch.ones(2)},
-        {"scales": torch.full((1,), float("nan"))},
-        {"variances": torch.ones(WIDE - 1)},
-        {"sums": torch.full((WIDE,), 1e200, dtype=torch.float64)},
+        {"gram": torch.zeros(7)},
+        {"cross": torch.zeros(F + 1, CLASSES + 1)},
+        {"squares": torch.tensor(float("nan"))},
         {"samples": torch.ones(2)},
-        {"cross": torch.zeros(WIDE + 1, 2)},
         {"fresh": torch.tensor(2, dtype=torch.uint8)},
     ],
 )
 def test_replies_that_do_not_fit(wrong: dict[str, Tensor]) -> None:
-    task = Task(nn.Linear(WIDE, CLASSES).double(), CLASSES, "mse")
-    arrays = packed(sums_of(*correlated())) | {"fresh": torch.tensor(1, dtype=torch.uint8)}
-    RidgeReply.parse(Message("sums", 1, arrays), task)
+    task, (client,) = task_of(), clients_of(partitions()["one client"])
+    good = SumRidge().answer(task, broadcast(task), client).message(1)
+    RidgeReply.parse(good, task)
     with pytest.raises(MessageError):
-        RidgeReply.parse(Message("sums", 1, arrays | wrong), task)
+        RidgeReply.parse(Message("sums", 1, dict(good.arrays) | wrong), task)
 
 
-def test_a_client_that_comes_back_counts_once() -> None:
-    """The same data change nothing, to the bit; more data add their own sums, rounded as any."""
-    task, method = Task(nn.Linear(WIDE, CLASSES).double(), CLASSES, "mse"), SumRidge(penalty=0.01, values="8bit")
-    everybody = [ClientRound(i, *correlated(i), Randomness.simulated(i)) for i in range(6)]
-
-    def gram(state: dict[str, Tensor]) -> Tensor:
-        i, j = torch.triu_indices(WIDE + 1, WIDE + 1)
-        square = torch.zeros(WIDE + 1, WIDE + 1, dtype=torch.float64)
-        square[i, j] = square[j, i] = state["total/gram"]
-        return square
-
-    first, _ = play(method, task, everybody)
-    second, _ = play(method, task, everybody[1:4], first.state, 2)
-    assert torch.equal(gram(second.state), gram(first.state))
-    x, y = correlated(50)
-    everybody[2].x, everybody[2].y = torch.cat([everybody[2].x, x]), torch.cat([everybody[2].y, y])
-    third, _ = play(method, task, everybody[2:3], second.state, 3)
-    assert third.diagnostics["samples"] == 7 * MANY
-    change, own = gram(third.state) - gram(first.state), sums_of(x, y)
-    c = covariance(own).diagonal().sqrt()
-    assert float(((change - own.gram)[:-1, :-1] / torch.outer(c, c) / MANY).abs().max()) <= 1 / 127 + 1e-9
-
-
-def test_shares_are_what_arrived() -> None:
-    """The model is solved from the rounded sums that the server keeps: leaving a client out is solving without them."""
-    task, method = task_of(), SumRidge(penalty=0.01, values="8bit", keep_shares=True)
-    outcome, log = play(method, task, clients_of(partitions()["even"]))
-    arrived = [read_sums(s.message.arrays) for s in log if s.way == "up"]
-    shares = shares_of(outcome.state)
-    for client, one in enumerate(arrived):
-        assert torch.equal(shares[client].gram, one.gram)
-    assert torch.equal(solution(outcome.state), solve(total(arrived), 0.01))
+def test_a_client_that_comes_back_with_the_same_data_sends_zeros() -> None:
+    task, (client,) = task_of(), clients_of(partitions()["one client"])
+    first, second = (SumRidge().answer(task, broadcast(task, number), client) for number in (1, 2))
+    assert (first.is_new, second.is_new) == (True, False)
+    assert all(not array.any() for array in second.arrays.values())

@@ -13,7 +13,7 @@ from ntkfl import jacobian, models
 from ntkfl.errors import ModelError
 from ntkfl.methods import METHODS, ClientRound, Task
 from ntkfl.methods.base import fitted, privacy_of
-from ntkfl.methods.batchnorm import statistics
+from ntkfl.methods.task import statistics
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
 from ntkfl.tangent.parameters import flatten, load_flat, trainable

@@ -56,12 +56,6 @@ def test_a_write_that_ended_at_any_byte_is_not_there_or_whole(tmp_path: Path) ->
         assert rounds(tmp_path) == [*there, 4]
 
 
-def test_zeros_at_the_end_as_some_file_systems_leave_them_are_cut(tmp_path: Path) -> None:
-    whole = written(tmp_path, [entry(1)])
-    (tmp_path / FILE).write_bytes(whole + bytes(100))
-    assert rounds(tmp_path) == [1]
-
-
 @given(where=st.integers(0, 10_000), bit=st.integers(0, 7))
 def test_any_changed_bit_of_a_whole_line_is_noticed(
     tmp_path_factory: pytest.TempPathFactory, where: int, bit: int
@@ -125,15 +119,6 @@ def test_a_full_disk_is_said_and_leaves_the_ledger_as_it_was(tmp_path: Path) -> 
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (tmp_path / FILE).read_bytes() == before
     assert rounds(tmp_path) == [1]
-
-
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(Refused, match="nothing was sent"):
-        rounds(tmp_path / "file")
-    (tmp_path / "folder" / FILE).mkdir(parents=True)
-    with pytest.raises(Refused, match="nothing was sent"):
-        rounds(tmp_path / "folder")
 
 
 def test_a_run_counts_whole_until_a_year_after_its_last_reply() -> None:

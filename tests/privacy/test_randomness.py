@@ -8,8 +8,6 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from ntkfl.errors import ConfigError
@@ -70,25 +68,6 @@ def test_a_stream_begins_the_same_however_much_of_it_is_drawn() -> None:
     long = own.words("noise", (1 << 17) + 5)
     for count in (0, 1, 1 << 16, (1 << 16) + 1):
         assert np.array_equal(own.words("noise", count), long[:count])
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.integers(1, 1 << 63), st.integers(0, 50))
-def test_integers_are_below_their_bound(below: int, seed: int) -> None:
-    drawn = Randomness.simulated(seed).integers("batches", 50, below)
-    assert drawn.dtype == np.int64
-    assert 0 <= int(drawn.min()) <= int(drawn.max()) < below
-
-
-def test_integers_are_uniform() -> None:
-    counts = np.bincount(Randomness.simulated(2).integers("batches", N, 10), minlength=10)
-    assert stats.chisquare(counts).pvalue > 1e-9
-    # Remainders alone would give the lower third of this range 3/8 of all: 2^64 holds it two times and two thirds.
-    below = 3 << 61
-    low = np.mean(Randomness.simulated(2).integers("batches", N, below) < below // 3)
-    assert abs(low - 1 / 3) < 6 * (2 / 9 / N) ** 0.5
-    with pytest.raises(ConfigError, match="below a number"):
-        Randomness.simulated(2).integers("batches", 1, 0)
 
 
 def test_orders_are_permutations_and_uniform() -> None:

@@ -20,25 +20,6 @@ from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.sparse import SparseBlock
 
 
-@pytest.mark.parametrize(
-    ("sparsity", "size", "k"),
-    [
-        (0.97, 211_100, 6_333),
-        (0.98, 211_100, 4_222),
-        (0.985, 211_100, 3_167),  # 3166.5, half up
-        (0.9, 5, 1),  # 0.5, half up
-        (0.5, 5, 3),
-        (0.7, 5, 2),
-        (0.9, 15, 2),  # 1.5, though 0.9 as a float is a little more than 0.9
-        (0.0, 7, 7),
-        (1e-12, 7, 7),
-        (0.999999, 7, 1),
-    ],
-)
-def test_how_many_are_kept(sparsity: float, size: int, k: int) -> None:
-    assert kept(sparsity, size) == k
-
-
 @given(st.integers(0, 9_999), st.integers(1, 10**6))
 def test_kept_counts_in_decimals(parts: int, size: int) -> None:
     k = kept(parts / 10_000, size)

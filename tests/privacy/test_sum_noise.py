@@ -10,24 +10,7 @@ import torch
 from ntkfl.errors import ConfigError
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.sum_accounting import budget
-from ntkfl.privacy.sum_noise import COUNT, GRAINS, SumBudget, clipped, integer_change, to_integers
-
-
-@pytest.mark.parametrize("norm", [0.0, 0.3, 1.0, 1e3, 1e100])
-def test_clipped_vectors_have_norm_one_at_most_and_keep_their_direction(norm: float) -> None:
-    v = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    v = norm * v / v.norm()
-    out = clipped(v, 0.5)
-    assert float(out.norm()) == pytest.approx(min(1.0, norm / 0.5))
-    if norm:
-        assert torch.allclose(out / out.norm(), v / norm)
-
-
-@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_nothing_is_left_of_numbers_that_are_not_finite(bad: float) -> None:
-    v = torch.ones(4)
-    v[2] = bad
-    assert torch.equal(clipped(v, 1.0), torch.zeros(4, dtype=torch.float64))
+from ntkfl.privacy.sum_noise import COUNT, GRAINS, SumBudget, integer_change, to_integers
 
 
 def test_rounding_moves_two_vectors_apart_by_no_more_than_the_change_says() -> None:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import re
+import signal
+import ssl
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -11,20 +18,62 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey, SigningKey
 from ntkfl.crypto.row_frames import Announced, BatchKey, pack_rows, seal_rows
+from ntkfl.crypto.signed import sign_request
+from ntkfl.errors import Refused
 from ntkfl.services import setup
-from ntkfl.services.announcement import Head, Question
-from ntkfl.services.http_client import HttpClient
-from ntkfl.services.identity import Identity
+from ntkfl.services.announcement import Batch, Head, Question
+from ntkfl.services.clients import HttpClient, Identity, ShufflerClient
 from ntkfl.services.peers import FILE, Peers, RoundTerms
-from ntkfl.services.shuffler.batch import Batch
-from ntkfl.services.shuffler.client import ShufflerClient
-from ntkfl.services.signing import sign_request
-from tests.services.processes import Process
 
 RUN, TERMS, ROW_BYTES = "run-1", "ab" * 32, 10
+
+
+@contextmanager
+def refusal(reason: str) -> Iterator[None]:
+    with pytest.raises(Refused) as caught:
+        yield
+    assert caught.value.reason == reason
+
+
+class Process:
+    """`python ARGUMENTS`, once it listens at `url`; `output()` is all that it ever said, on both streams."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        command = [sys.executable, *map(str, arguments)]
+        environment = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=environment)
+        self.pid, self.lines, self.url = self._process.pid, list[str](), ""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if found := re.fullmatch(r"listening (https://\S+) service=\S+", self.lines[-1]):
+                self.url = found[1]
+                break
+        if not self.url:
+            self.stop(signal.SIGKILL)
+            raise AssertionError(f"{command} does not listen:\n{self.output()}")
+        self._reader = threading.Thread(target=self.lines.extend, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """End it, and read what it still had to say."""
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+            self._process.wait(20)
+            if self.url:
+                self._reader.join(5)
+
+    def kill(self) -> None:
+        """As `kill -9` does."""
+        self.stop(signal.SIGKILL)
+
+    def output(self) -> str:
+        return "\n".join(self.lines)
 
 
 @dataclass
@@ -40,10 +89,11 @@ class Federation:
         """Of "shuffler" or "key-server"; wherever it listens, `federation.toml` of all roles says so."""
         known = re.search(r":(\d+)$", getattr(self.peers, role.replace("-", "_")).url)
         port = known[1] if known and role in self.processes else "0"
-        process = self.stack.enter_context(Process("-m", "ntkfl", "serve", role, self.folder / role, "--port", port))
+        process = Process("-m", "ntkfl", "serve", role, self.folder / role, "--port", port)
+        self.stack.callback(process.kill)
         self.processes[role] = process
         name = role.replace("-", "_")
-        moved = getattr(self.peers, name).model_copy(update={"url": process.urls[role]})
+        moved = getattr(self.peers, name).model_copy(update={"url": process.url})
         self.peers = self.peers.model_copy(update={name: moved})
         for file in self.folder.rglob(FILE):
             self.peers.write(file.parent)
@@ -67,8 +117,7 @@ class Member:
     def __init__(self, folder: Path) -> None:
         self.identity = Identity(folder, patience=10)
         self.peers = self.identity.peers
-        self.http = HttpClient(self.peers.shuffler.url, folder, patience=10)
-        self.http.identify(self.identity.issued, self.identity.signing)
+        self.http = HttpClient(self.peers.shuffler.url, folder, self.identity.signs, patience=10)
 
     def submit(self, signed: bytes, rows: Sequence[bytes], run: str = RUN) -> bytes:
         """Sealed to the key in the announcement; the receipt."""
@@ -78,7 +127,7 @@ class Member:
         return self.send(pack_rows(announced, sealed), run)
 
     def send(self, body: bytes, run: str = RUN) -> bytes:
-        return bytes.fromhex(self.http.ask("POST", f"/v1/runs/{run}/rows", body).json()["receipt"])
+        return bytes.fromhex(json.loads(self.http.ask("POST", f"/v1/runs/{run}/rows", body))["receipt"])
 
 
 class Aggregator:
@@ -105,12 +154,9 @@ class Aggregator:
 
 
 @contextmanager
-def federation(
-    folder: Path, clients: int = 3, *, per_round: int | None = None, least: int | None = None, rows: int = 20
-) -> Iterator[Federation]:
+def federation(folder: Path, clients: int = 3, *, least: int | None = None) -> Iterator[Federation]:
     """Both services running."""
-    asked = per_round or clients
-    terms = RoundTerms(clients=asked, least=least or asked, rows=rows)
+    terms = RoundTerms(clients=clients, least=least or clients, rows=20)
     peers = setup.init(folder / "federation", [f"client-{i}" for i in range(clients)], terms)
     with ExitStack() as stack:
         made = Federation(folder / "federation", peers, stack)
@@ -121,8 +167,6 @@ def federation(
 
 def raw(url: str, folder: Path, method: str, path: str, body: bytes = b"", **options: Any) -> httpx.Response:
     """A request by nobody, or with headers of one's own."""
-    import ssl
-
     verify = ssl.create_default_context(cafile=str(folder / "ca.pem"))
     with httpx.Client(base_url=url, verify=verify, trust_env=False, timeout=30) as client:
         return client.request(method, path, content=body or None, **options)

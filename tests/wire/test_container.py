@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ntkfl.errors import MessageError
-from ntkfl.wire.container import pack, pack_header, unpack
+from ntkfl.wire.container import pack, unpack
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 
@@ -45,11 +45,6 @@ def test_unpack_is_the_inverse_of_pack(given: dict[str, Tensor], kind: int, roun
     for name, tensor in given.items():
         assert back[name].dtype == tensor.dtype
         assert torch.equal(back[name], tensor)
-
-
-def test_strided_arrays_travel_whole() -> None:
-    x = torch.arange(12.0).view(3, 4).T
-    assert torch.equal(unpack(pack(0, 1, {"x": x}))[2]["x"], x)
 
 
 def test_the_bytes_are_those_documented() -> None:
@@ -131,8 +126,3 @@ def test_a_deep_network_has_the_arrays_it_needs() -> None:
     assert len(unpack(pack(1, 1, layers))[2]) == 200
     with pytest.raises(MessageError, match="codec 'dense'"):
         pack(1, 1, {f"{i}.g": torch.zeros(1, 4) for i in range(65)})
-
-
-def test_a_header_is_what_stands_before_the_values() -> None:
-    arrays = {"weights": torch.arange(6.0).view(2, 3), "labels": torch.tensor([1, 2], dtype=torch.uint8)}
-    assert example() == resealed(pack_header(3, 7, arrays) + b"".join(a.numpy().tobytes() for a in arrays.values()))

@@ -1,4 +1,4 @@
-"""Canaries: train once on the real path, with m records or clients in or out by coin flips, and guess the coins.
+"""Canaries: train once on the real path, with m records in or out by coin flips, and guess the coins.
 
 The attacker is the one that ε speaks of. It chose the canaries, knows all other data and the noise of all clients but
 the `noise_clients` that ε counts on, and sees each round's broadcast and the total with noise. It knows what canary i
@@ -35,7 +35,7 @@ from ntkfl.federation.simulation import Simulation
 from ntkfl.methods import ClientRound, Method, Task
 from ntkfl.methods.base import Outgoing, adds_noise
 from ntkfl.methods.replies import Reply
-from ntkfl.methods.sums.noisy_sums import NoisyIntegers, NoisySums
+from ntkfl.methods.sums.noisy_sums import NoisySums
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire import Message
 
@@ -46,7 +46,6 @@ except ImportError:
     raise missing("the audit", "audit") from None
 
 CONFIDENCE = 0.95
-_RECORDS = 4  # of a canary that is a client
 _SCALE = 30.0  # inputs of canaries, in deviations of the data's: gradients beyond any clip
 Batch = tuple[Tensor, Tensor]
 Arrays = dict[str, Tensor]
@@ -62,7 +61,6 @@ class CanaryFinding:
     """
 
     method: str
-    unit: str
     rounds: int
     promised: float
     delta: float
@@ -88,7 +86,7 @@ class CanaryFinding:
     def __str__(self) -> str:
         verdict = "the promise holds" if self.holds else "THE PROMISE IS BROKEN"
         return (
-            f"promised ε = {self.promised:.2f} (simulated) at δ = {self.delta:g} for a {self.unit} over {self.rounds} "
+            f"promised ε = {self.promised:.2f} (simulated) at δ = {self.delta:g} for a record over {self.rounds} "
             f"rounds; an attacker showed at least {self.shown:.2f} at {CONFIDENCE:.0%} ({self.correct} of "
             f"{self.canaries} canaries guessed): {verdict}"
         )
@@ -107,16 +105,12 @@ def audit_canaries(
     data = data or load_data(config)
     data = data.hold_out(config.hold_out, seed=config.seed)[0] if config.hold_out else data
     coins = np.random.default_rng(seed).random(canaries) < 0.5
-    by_client, before = method.unit == "client", len(data)
-    planted = _planted(data, canaries * (_RECORDS if by_client else 1), seed)
-    asked = config.with_cohort(before).clients_per_round
-    asked = asked + canaries if by_client and asked >= before else asked
-    owners = np.arange(canaries) + before if by_client else np.arange(canaries) % before
+    planted, owners = _planted(data, canaries, seed), np.arange(canaries) % len(data)
     simulation = Simulation(
         build_model(config, data),
-        _with_canaries(data, planted, owners, coins, by_client),
+        _with_canaries(data, planted, owners, coins),
         method,
-        clients_per_round=asked,
+        clients_per_round=config.with_cohort(len(data)).clients_per_round,
         seed=config.seed,
         privacy=config.privacy,
         robust=config.robust,
@@ -129,7 +123,6 @@ def audit_canaries(
     gaussian = gaussian_bound(scores, coins, privacy.delta, error) if privacy.sampling_rate == 1 else None
     return CanaryFinding(
         method=method.name,
-        unit=method.unit,
         rounds=config.rounds,
         promised=budget.spent(config.rounds),
         delta=privacy.delta,
@@ -198,19 +191,12 @@ def _planted(data: Federated, count: int, seed: int) -> Batch:
     return new.to(x), torch.randint(0, data.classes, (count,), generator=draws)
 
 
-def _with_canaries(data: Federated, planted: Batch, owners: Ids, coins: Coins, by_client: bool) -> Federated:
-    """The clients with the canaries that are in, after their own records; of canaries that are clients, all: those that
-    are out take part with nothing.
-    """
+def _with_canaries(data: Federated, planted: Batch, owners: Ids, coins: Coins) -> Federated:
+    """The clients with the canaries that are in, after their own records."""
     clients = [data.client(number) for number in range(len(data))]
-    if by_client:
-        clients += [
-            (planted[0][i : i + _RECORDS], planted[1][i : i + _RECORDS]) for i in range(0, len(planted[1]), _RECORDS)
-        ]
-    else:
-        for number, (x, y) in enumerate(clients):
-            mine = torch.from_numpy((owners == number) & coins)
-            clients[number] = torch.cat([x, planted[0][mine]]), torch.cat([y, planted[1][mine]])
+    for number, (x, y) in enumerate(clients):
+        mine = torch.from_numpy((owners == number) & coins)
+        clients[number] = torch.cat([x, planted[0][mine]]), torch.cat([y, planted[1][mine]])
     tokens = not planted[0].is_floating_point()
     return from_clients(clients, test=data.test, classes=data.classes, tokens=tokens)
 
@@ -225,7 +211,6 @@ class _Attacker:
     ) -> None:
         self.method, self.task, self.owners, self.sizes = method, simulation.task, owners, sizes
         self.planted = simulation.clients.place(planted)
-        self.by_client, self.out = method.unit == "client", set(owners[~coins].tolist())
         self.quiet = copy.copy(self.task)  # the same network and settings without noise
         self.quiet.privacy = self.task.privacy.model_copy(update={"epsilon": None})
         self.K, self.b = np.zeros((len(coins), len(coins))), np.zeros(len(coins))
@@ -247,23 +232,13 @@ class _Attacker:
 
     def respond(self, method: Method, task: Task, question: Message, client: ClientRound) -> Reply:
         """A client's reply, and beside it what the attacker knows: what the client sends without canaries, with its
-        noise where ε does not count on that. A client that is a canary and is out sends zeros.
+        noise where ε does not count on that.
         """
-        canary, with_all = self.by_client and client.id >= len(self.sizes), self.without_noise(client)
-        nothing = {name: torch.zeros_like(array) for name, array in with_all.items()}
-        known = nothing if canary else with_all
-        if canary:
-            self.added[client.id - len(self.sizes)] = with_all
-        elif (n := self.sizes[client.id]) < len(client):
+        known = with_all = self.without_noise(client)
+        if (n := self.sizes[client.id]) < len(client):
             own = ClientRound(client.id, client.x[:n], client.y[:n], client.randomness, dict(client.memory))
             known = self.without_noise(own)
-        if self.by_client and client.id in self.out:
-            kind, with_all = self.method.replies[question.kind], nothing
-            assert issubclass(kind, NoisyIntegers)
-            empty = {name: torch.zeros(n) for name, n in kind.numbers(task).items()}
-            reply: Reply = self.method.integers(task, question, client, empty)
-        else:
-            reply = honest(method, task, question, client)
+        reply = honest(method, task, question, client)
         if client.id not in self.cohort[: task.privacy.noise_clients]:
             known = {name: known[name] + reply.arrays[name].double().cpu() - with_all[name] for name in known}
         self.known[client.id] = known
@@ -275,7 +250,7 @@ class _Attacker:
     def answered(self, replies: Sequence[Reply]) -> None:
         """The round's total: add what it says of the canaries."""
         total, self.heard = self.method.total(self.task, list(replies)), self.question.round  # type: ignore[arg-type]
-        for i in () if self.by_client else np.flatnonzero(np.isin(self.owners, self.cohort)):
+        for i in np.flatnonzero(np.isin(self.owners, self.cohort)):
             record = ClientRound(0, self.planted[0][i : i + 1], self.planted[1][i : i + 1], Randomness(bytes(32)))
             self.added[int(i)] = self.without_noise(record)
         if not self.added:

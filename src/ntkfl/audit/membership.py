@@ -21,8 +21,8 @@ from ntkfl.audit.capture import Capture
 from ntkfl.audit.finding import Finding
 from ntkfl.data import Federated
 from ntkfl.methods import Task
+from ntkfl.methods.ntk_fl import TangentRows
 from ntkfl.methods.replies import Rows
-from ntkfl.methods.rows.upload import TangentRows
 
 FALSE_ALARMS = (0.001, 0.01)
 _TRIALS = 5  # draws of records and of halves, an advantage each

@@ -18,7 +18,7 @@ from ntkfl.audit.analytic import Recovery, distances, gaussian_prior, invert, li
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.finding import Finding, guesses, mix, mix_finding, relative_error, ssim
 from ntkfl.audit.membership import by_scores, matched, records
-from ntkfl.methods.rows.upload import TangentRows
+from ntkfl.methods.ntk_fl import TangentRows
 from ntkfl.tangent import Jacobian, concatenate
 
 _INVERTED = 50  # rows whose inputs are scored

@@ -25,7 +25,7 @@ from ntkfl.audit.finding import Finding, best_ssim, mix_finding
 from ntkfl.audit.membership import by_scores, matched
 from ntkfl.extras import missing
 from ntkfl.methods.replies import Reply
-from ntkfl.methods.sums.whitening import is_whitening, read_whitening
+from ntkfl.methods.sums.private_sums import is_whitening, read_whitening
 from ntkfl.privacy.sum_noise import COUNT, GRAINS
 from ntkfl.tangent import Sums
 from ntkfl.tangent.clipping import whitened

@@ -71,7 +71,7 @@ def _find(name: str, method: dict[str, Any]) -> list[str]:
 
 # -- Private runs -----------------------------------------------------------------------------------------------------
 
-PRIVATE = ("private-sums", "dp-fedavg", "private-ridge")
+PRIVATE = ("private-sums", "private-ridge")
 RIDGE = "private-ridge"  # spends ε in one round
 ROUNDS = 20
 HONEST = 0.9  # part of a round's clients whose noise the promise counts on

@@ -29,7 +29,7 @@ Port = Annotated[int | None, typer.Option(help="0 takes any free one; the port i
 
 TEMPLATE = """\
 # What may leave this site: docs/sites.md explains every line.
-methods = ["private-sums", "private-ridge"]  # or kinds of reply: "rows", "updates", "sums"; "flower": a guarded app
+methods = ["private-sums", "private-ridge"]  # or kinds of reply: "rows", "updates", "sums"
 secure_sum = "required"   # or "optional": the server may see this site's own replies
 min_clients = 4           # rounds of fewer clients are refused
 # shuffler = "sha256:…"   # of its public key; without it any shuffler will do
@@ -40,10 +40,6 @@ epsilon_per_run = 3.0
 epsilon_per_year = 6.0    # sum over the runs of the last 365 days
 delta = 1e-6              # of each run
 noise_clients = 1         # of secure sums: clients whose noise counts, this one among them
-
-# [flower]                # an ordinary Flower app under ntkfl.flower.guard
-# metrics = ["train_loss", "num-examples"]
-# max_mb = 100
 """
 
 
@@ -158,7 +154,7 @@ def shuffler(folder: Folder, host: Host = None, port: Port = None) -> None:
     from ntkfl.services.web import configure_logging  # needs the extra
 
     configure_logging()
-    from ntkfl.services.shuffler.app import serve_shuffler
+    from ntkfl.services.shuffler import serve_shuffler
 
     typer.echo(f"holds rows it cannot read in {folder}, and until a batch is released who sent them; logs no names")
     serve_shuffler(folder, host, port)

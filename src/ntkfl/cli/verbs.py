@@ -33,8 +33,8 @@ VERBS = {
 
 # Names known without torch; a test holds them to those there are.
 METHODS = (
-    "sum-ntk-fl", "ntk-fl", "cp-ntk-fl", "kfac-fedavg", "private-sums", "sum-ridge", "private-ridge", "fedavg",
-    "fednova", "fedprox", "scaffold", "fedadam", "fedcom", "qsgd", "dp-fedavg", "data-share", "centralized",
+    "sum-ntk-fl", "kfac-fedavg", "ntk-fl", "cp-ntk-fl", "private-sums", "sum-ridge", "private-ridge", "fedavg",
+    "fednova", "fedprox", "scaffold", "fedadam", "fedcom", "qsgd", "data-share", "centralized",
 )  # fmt: skip
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards", "client")

@@ -12,7 +12,7 @@ from ntkfl.data import NAMES, load
 from ntkfl.errors import ConfigError, DataError, unknown
 from ntkfl.federation.byzantine import Byzantine
 from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig, build_method, load_data, method_class
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import settle
 from ntkfl.methods.robust import Robust
 from ntkfl.options import Options
 from ntkfl.privacy.settings import Privacy

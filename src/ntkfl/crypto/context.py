@@ -28,6 +28,7 @@ class Secret:
         self._value = bytes(value)
 
     def reveal(self) -> bytes:
+        """The bytes, for the one computation that needs them."""
         return self._value
 
     def __repr__(self) -> str:

@@ -37,7 +37,7 @@ Private = TypeVar("Private", X25519PrivateKey, Ed25519PrivateKey)
 
 
 class _Key(Generic[Private]):
-    """A private key, kept in a file of its own."""
+    """A private key, kept in a file of its own. `public` are the 32 bytes that others know it by."""
 
     kind: type[Private]
 
@@ -47,16 +47,25 @@ class _Key(Generic[Private]):
 
     @classmethod
     def generate(cls) -> Self:
+        """A new key, from the operating system's randomness."""
         return cls(cls.kind.generate())
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        key = _load(path)
+        """The key in a PEM file that only its owner can read; `TrustError` for anything else."""
+        try:
+            key = load_pem_private_key(path.read_bytes(), password=None)
+        except FileNotFoundError:
+            raise TrustError(f"no key at {path}") from None
+        except (OSError, ValueError, TypeError, UnsupportedAlgorithm, InternalError):
+            raise TrustError(f"{path} holds no private key that can be read") from None
+        check_private(path)
         if not isinstance(key, cls.kind):
             raise TrustError(f"{path} is no {cls.kind.__name__.removesuffix('PrivateKey')} key")
         return cls(key)
 
     def save(self, path: Path) -> None:
+        """Write it to a new file that only its owner can read."""
         write_private(path, self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
@@ -109,16 +118,4 @@ def parse_key(text: str, what: str) -> bytes:
         key = b""
     if len(key) != KEY_BYTES:
         raise ConfigError(f"{what} must be a public key: 64 hexadecimal digits")
-    return key
-
-
-def _load(path: Path) -> object:
-    """The private key in a PEM file that only its owner can read, of whatever kind."""
-    try:
-        key = load_pem_private_key(path.read_bytes(), password=None)
-    except FileNotFoundError:
-        raise TrustError(f"no key at {path}") from None
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm, InternalError):
-        raise TrustError(f"{path} holds no private key that can be read") from None
-    check_private(path)
     return key

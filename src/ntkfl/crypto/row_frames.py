@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from ntkfl.crypto.context import bind
@@ -50,10 +50,6 @@ class BatchKey(NamedTuple):
         round, exchange = self.check()
         return round << 8 | exchange
 
-    @classmethod
-    def of(cls, number: int) -> BatchKey:
-        return cls(number >> 8, number & 0xFF)
-
 
 class Announced(NamedTuple):
     """What rows answer: the key of an announcement, and the SHA-256 of all its signed bytes."""
@@ -63,14 +59,8 @@ class Announced(NamedTuple):
 
     @classmethod
     def of(cls, key: BatchKey, signed: bytes) -> Announced:
+        """Of the signed head as it travelled, which both ends hash for themselves."""
         return cls(key, hashlib.sha256(signed).digest())
-
-    def check(self) -> Announced:
-        """Itself; `MessageError` if a part does not fit its field."""
-        self.key.check()
-        if len(self.digest) != DIGEST_BYTES:
-            raise MessageError(f"an announcement's digest has {DIGEST_BYTES} bytes, got {len(self.digest)}")
-        return self
 
 
 def pack_rows(announced: Announced, rows: Sequence[bytes]) -> bytes:
@@ -78,26 +68,13 @@ def pack_rows(announced: Announced, rows: Sequence[bytes]) -> bytes:
     sizes = {len(row) for row in rows}
     if len(sizes) != 1 or 0 in sizes:
         raise MessageError(f"rows must be at least one and of one size, got {len(rows)} of sizes {sorted(sizes)[:4]}")
-    return b"".join(frame_rows(announced, len(rows), sizes.pop(), rows))
+    key, digest = announced
+    frame = b"".join((_HEADER.pack(MAGIC, VERSION, *key, digest, len(rows), sizes.pop()), *rows))
+    return frame + _CRC.pack(zlib.crc32(frame))
 
 
-def frame_rows(announced: Announced, count: int, size: int, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """A frame of `count` rows of `size` bytes, piece by piece, so that it need not be in memory whole."""
-    key, digest = announced.check()
-    header = _HEADER.pack(MAGIC, VERSION, *key, digest, count, size)
-    crc = zlib.crc32(header)
-    yield header
-    for piece in pieces:
-        crc = zlib.crc32(piece, crc)
-        yield piece
-    yield _CRC.pack(crc)
-
-
-def unpack_rows(
-    body: Buffer, *, max_rows: int | None = None, row_bytes: int | None = None
-) -> tuple[Announced, list[Buffer]]:
-    """What the rows of a frame answer, and the rows; `MessageError` for anything that is not exactly one frame, or
-    breaks the bounds.
+def unpack_rows(body: Buffer) -> tuple[Announced, list[Buffer]]:
+    """What the rows of a frame answer, and the rows; `MessageError` for anything that is not exactly one frame.
 
     Of a view of the frame, the rows are views: nothing is copied.
     """
@@ -110,8 +87,6 @@ def unpack_rows(
         raise MessageError(f"frame version {version}; this side speaks version {VERSION}")
     if not count or not size or len(body) != FRAME_BYTES + count * size:
         raise MessageError(f"{count} rows of {size} bytes do not make a frame of {len(body)} bytes")
-    if (max_rows is not None and count > max_rows) or (row_bytes is not None and size != row_bytes):
-        raise MessageError(f"{count} rows of {size} bytes; agreed were at most {max_rows} of {row_bytes}")
     end = len(body) - _CRC.size
     if zlib.crc32(memoryview(body)[:end]) != _CRC.unpack_from(body, end)[0]:
         raise MessageError("the rows were damaged on their way: the checksum does not match")
@@ -133,5 +108,6 @@ def open_row(sealing_key: SealingKey, sealed: bytes, federation: str, run: str, 
 
 
 def _context(federation: str, run: str, announced: Announced) -> bytes:
-    key, digest = announced.check()
+    """What a row is sealed for: nobody can carry it into another federation, run or exchange."""
+    key, digest = announced
     return bind("ntkfl row v2", federation, run, *key, digest)

@@ -16,8 +16,8 @@ from pydantic import Field
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.client import derive, honest
 from ntkfl.methods import ClientRound, Method, Task
+from ntkfl.methods.ntk_fl import TangentRows, pack
 from ntkfl.methods.replies import WEIGHTS, Reply
-from ntkfl.methods.rows.upload import TangentRows, pack
 from ntkfl.options import Options
 from ntkfl.tangent.factored import FactoredBlock
 from ntkfl.tangent.jacobian import BlockJacobian

@@ -26,9 +26,8 @@ from ntkfl.errors import ConfigError, MessageError, Refused, unknown
 from ntkfl.federation.config import build_method, describe_method
 from ntkfl.methods import METHODS, Method
 from ntkfl.methods.averaging.centralized import Samples
-from ntkfl.methods.base import adds_noise
-from ntkfl.methods.combinations import settle
-from ntkfl.methods.sums.noisy_sums import releases_of, unit_of
+from ntkfl.methods.base import adds_noise, settle
+from ntkfl.methods.sums.noisy_sums import releases_of
 from ntkfl.options import Options
 from ntkfl.privacy.ledger import Ledger, LedgerEntry, MemoryLedger, sha256, spent_in_year
 from ntkfl.privacy.settings import Privacy
@@ -37,7 +36,6 @@ from ntkfl.safe_parse import parse_json, read_toml
 from ntkfl.user_code import is_code
 
 SENT = ("rows", "updates", "sums", "samples")  # kinds of reply, as a policy calls them
-FLOWER = "flower"  # in `methods`: an ordinary Flower app, whose replies `ntkfl.flower.guard` checks
 ENVIRONMENT, FOLDER = "NTKFL_POLICY", "ledger"
 _DIGEST = "^(sha256:[0-9a-f]{64})?$"
 _MOST_BYTES, _EXCHANGES = 16_384, 8  # of terms; in a round, on average
@@ -127,13 +125,6 @@ class Limits(Options):
     noise_clients: int = Field(1, ge=1, description="of secure sums: clients whose noise counts, this one among them")
 
 
-class Guarded(Options):
-    """[flower]: replies of an ordinary Flower app."""
-
-    metrics: tuple[str, ...] = Field((), description="single numbers that may leave, by name")
-    max_mb: float = Field(1000.0, gt=0, description="arrays of one reply, in megabytes")
-
-
 class Policy(Options):
     """policy.toml: what may leave a site."""
 
@@ -143,12 +134,11 @@ class Policy(Options):
     min_clients: int = Field(1, ge=1, description="clients in a round, at least")
     privacy: Limits | None = None
     code: tuple[str, ...] = Field((), description="sha256:… of ntkfl and of the app; none: any code")
-    flower: Guarded = Guarded()
 
     def model_post_init(self, _: object) -> None:
         for name in self.methods:
-            if not is_code(name) and name not in (*METHODS, *SENT, FLOWER):
-                raise unknown("method or kind of reply", name, (*METHODS, *SENT, FLOWER))
+            if not is_code(name) and name not in (*METHODS, *SENT):
+                raise unknown("method or kind of reply", name, (*METHODS, *SENT))
 
     @staticmethod
     def read(path: Path) -> Policy:
@@ -197,15 +187,13 @@ class Policy(Options):
         """ε of a record after this many `answers`; None where this site adds no noise.
 
         ρ of a release falls with the number of clients whose noise counts. Those of others count in a secure sum
-        alone: elsewhere the server sees this site's reply. Noise that hides a whole client, whose contribution is
-        nothing or of norm 1, is for half of what a record may do, which can turn that around: four times ρ.
+        alone: elsewhere the server sees this site's reply.
         """
         method, own = agreed
         if not (releases := releases_of(method, own, answers)):
             return None
         counted = self.privacy.noise_clients if self.privacy and own.secure_sum else 1
         worse = own.noise_clients / min(counted, own.noise_clients)
-        worse *= 4 if unit_of(method) == "client" else 1
         return spent([(worse * rho, times) for rho, times in releases], self.delta(agreed))
 
 
@@ -309,24 +297,9 @@ class Site:
                     return reply
             reply = make()  # takes long, and others may need the ledger
 
-    def check_app(self) -> None:
-        """Refuse an ordinary Flower app where the policy asks for what only a method of this package can keep."""
-        if FLOWER not in self.policy.methods and (self.policy.privacy or "updates" not in self.policy.methods):
-            raise _refused(f"an ordinary Flower app, and the policy's methods do not name {FLOWER!r}")
-        if self.policy.secure_sum == "required" or self.policy.min_clients > 1:
-            raise _refused("an ordinary Flower app cannot show secure sums or a least number of clients")
-        self._check_running_code()
-
-    def record(self, run: object, round: int, size: int, digest: str) -> None:
-        """Enter a reply of an ordinary Flower app."""
-        with self.ledger.locked():
-            self._enter("reply", str(run), None, None, round=round, bytes=size, reply=digest)
-
-    def _enter(
-        self, what: Literal["terms", "reply"], run: str, terms: Terms | None, agreed: Agreed | None, **about: Any
-    ) -> None:
-        """Append an entry to the ledger, which the caller holds; without terms it is of an ordinary Flower app."""
-        method = {"terms": terms.digest, "method": agreed.method.name} if terms and agreed else {"method": FLOWER}
+    def _enter(self, what: Literal["terms", "reply"], run: str, terms: Terms, agreed: Agreed, **about: Any) -> None:
+        """Append an entry to the ledger, which the caller holds."""
+        method = {"terms": terms.digest, "method": agreed.method.name}
         self.ledger.append(LedgerEntry(what=what, run=run, time=_clock(), node=self.node, **method, **about))
 
     def _check_again(self, entry: LedgerEntry, question: bytes) -> None:

@@ -25,7 +25,7 @@ from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.federation.validation import NOT_FINITE, filter_replies
 from ntkfl.methods import Method, Outcome, State, Task
 from ntkfl.methods.base import Outgoing
-from ntkfl.methods.batchnorm import STATISTICS, load_statistics
+from ntkfl.methods.task import STATISTICS, load_statistics
 from ntkfl.progress import plural
 from ntkfl.tangent.losses import LOSSES, per_sample, targets
 from ntkfl.tangent.parameters import eager, load_flat
@@ -73,10 +73,9 @@ class ServerState:
         self.state = dict(sorted(outcome.state.items()))
         if outcome.passed is not None:
             self.average.add(self.flat_weights(outcome.passed))
-        reported = self.flat_weights(outcome.reported)
-        self.average.tentative = reported if outcome.tentative else None
+        self.average.tentative = self.flat_weights() if outcome.tentative else None
         if not outcome.tentative:
-            self.average.add(reported)
+            self.average.add(self.flat_weights())
 
     def flat_weights(self, weights: Tensor | None = None) -> Tensor:
         """The state's weights [d], or others, followed by the batch normalisation statistics averaged with them."""

@@ -27,8 +27,8 @@ from ntkfl.federation.validation import MALFORMED, rows_of
 from ntkfl.methods import Method, State, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.methods.replies import Reply
-from ntkfl.services.shuffler.batch import Batch
-from ntkfl.services.shuffler.store import BatchStore
+from ntkfl.services.announcement import Batch
+from ntkfl.services.store import BatchStore
 from ntkfl.wire import Message
 from ntkfl.wire.message import describes
 
@@ -263,12 +263,11 @@ class LocalShuffler(ShuffledTransport):
                 traffic.reasons.setdefault(MALFORMED, "a submission of another form than this round's")
         self._present = frozenset(taken) if key.exchange == 0 else self._present
         if len(taken) < LEAST_CLIENTS or taken != self._present:
-            self._shuffler.cancel(key)
+            self._shuffler.discard(key)
             why = f"{traffic.rejected[MALFORMED]} rows were {MALFORMED}"
             raise TooFew(f"{len(taken)} clients' rows were taken, too few for the shuffler to release them: {why}")
-        sealed = self._shuffler.release(key)
-        masks = self._shuffler.masks(key) if numbers else b""
-        self._shuffler.forget(key)
+        _, sealed, masks = self._shuffler.release(key)
+        self._shuffler.discard(key)
         return Mixed(sealed, schema, announced, size, masks)
 
     def _sealed(

@@ -36,12 +36,12 @@ from ntkfl.federation.run_folder import Record, RunFolder, without_draw
 from ntkfl.federation.server import OwnTestSet, Server
 from ntkfl.federation.transport import LocalTransport, SimulatedClients, Transport
 from ntkfl.methods import Method, Task
-from ntkfl.methods.base import fitted, kinds_of
-from ntkfl.methods.batchnorm import statistics
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import fitted, kinds_of, settle
 from ntkfl.methods.replies import by_samples
 from ntkfl.methods.robust import Robust
-from ntkfl.methods.sums.noisy_sums import guarantees, noise_advice, promises, unit_of
+from ntkfl.methods.sums.noisy_sums import guarantees, promises
+from ntkfl.methods.sums.private_sums import noise_advice
+from ntkfl.methods.task import statistics
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sum_accounting import Participation
 from ntkfl.progress import ProgressBar, percent, plural
@@ -368,16 +368,15 @@ class Simulation:
                 f"the network has batch normalisation, and {self.method.name} trains weights alone: running means and "
                 "variances stay as they are; use nn.GroupNorm, or a method whose clients train locally (fedavg)"
             )
-        samples, unit = sum(sizes) / len(sizes) * self.clients_per_round, unit_of(self.method)
+        samples = sum(sizes) / len(sizes) * self.clients_per_round
         lines += noise_advice(self.method, self.task, samples, self.clients_per_round, rounds)
-        protected = sum(sizes) if unit == "record" else len(sizes)
-        if self.privacy.epsilon and self.privacy.delta * protected >= 1:
+        if self.privacy.epsilon and self.privacy.delta * sum(sizes) >= 1:
             lines.append(
-                f"delta = {self.privacy.delta:g} allows publishing one {unit} of the {protected} there "
-                f"are: take a delta far below {1 / protected:.1g}"
+                f"delta = {self.privacy.delta:g} allows publishing one record of the {sum(sizes)} there are: "
+                f"take a delta far below {1 / sum(sizes):.1g}"
             )
         most = self.privacy.sum_samples
-        counted = self.privacy.secure_sum and by_samples(self.method) and unit == "record"
+        counted = self.privacy.secure_sum and by_samples(self.method)
         if large := sum(size > most for size in sizes) if counted else 0:
             have, count = ("has", "counts") if large == 1 else ("have", "count")
             clients = plural(large, "client")

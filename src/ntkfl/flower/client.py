@@ -21,9 +21,8 @@ from ntkfl.data.own import Array, Pair, TorchData, checked_pair, read_torch
 from ntkfl.errors import ConfigError, DataError, ModelError, Refused
 from ntkfl.federation.client import Client, Memory, SeededRandomness, seeded_torch, split_frozen
 from ntkfl.federation.policy import Agreed, Site, Terms, noisy
-from ntkfl.flower import network
-from ntkfl.flower.records import FROZEN, Notes, content, note, notes_of, payload_of
-from ntkfl.methods import Method, State, Task
+from ntkfl.flower.messages import NOTES, Notes, content, digest, needs_shuffler, note, outputs_of, payload_of
+from ntkfl.methods import State, Task
 from ntkfl.privacy.randomness import KEY_BYTES, Randomness
 from ntkfl.tangent.parameters import eager, flatten, full_precision
 from ntkfl.wire import Message as WireMessage
@@ -50,18 +49,19 @@ def reply(
         def train(msg, context):
             return ntkfl.flower.reply(msg, context, Net(), trainloader)
 
-    `model` is the network of the server's strategy, with any weights. `data` is a DataLoader, a torch Dataset or (x, y)
-    with x [n, …] and y as classes [n] or real targets [n, d2]; a loader is read once for each question, its transforms
-    as they are. `batch` makes (x, y) of what a loader yields, such as a dictionary. The method and its options come
-    with the question. `through` is a shuffler, for methods that need one. A site's `policy` (a file; or `policy` in
-    Flower's node config, or NTKFL_POLICY) decides what leaves, before anything is computed.
+    `model` is the network of the server's strategy: with any weights where it trains, with the server's where it does
+    not. `data` is a DataLoader, a torch Dataset or (x, y) with x [n, …] and y as classes [n] or real targets [n, d2]; a
+    loader is read once for each question, its transforms as they are. `batch` makes (x, y) of what a loader yields,
+    such as a dictionary. The method and its options come with the question. `through` is a shuffler, for methods that
+    need one. A site's `policy` (a file; or `policy` in Flower's node config, or NTKFL_POLICY) decides what leaves,
+    before anything is computed.
 
     `context.state` has what the method keeps between rounds, and a secret key from which all randomness follows: a
     question that comes again gets the same answer. With `seed` it follows from that and from the client's number
     (`partition-id`, or the node's id), as in a simulation.
     """
     site = Site.of(context.node_config, context.node_id, policy, context.state.setdefault(_SITE, ConfigRecord()))
-    if notes_of(msg).get("ask") == "shape":  # before there are terms
+    if msg.content.config_records.get(NOTES, ConfigRecord()).get("ask") == "shape":  # before there are terms
         with _errors_stay_here(site):
             x, y = _read(data, batch)
         shape: Notes = {"inputs": list(x.shape[1:]), "tokens": not x.is_floating_point(), "real": y.is_floating_point()}
@@ -70,21 +70,26 @@ def reply(
     run, exchange = note(msg, "run", str), note(msg, "exchange", int)
     agreed = site.admit(terms, run, "" if through is None else through.digest, seed is not None)
     method, privacy = agreed
-    if network.needs_shuffler(privacy) and through is None:
+    if needs_shuffler(privacy) and through is None:
         raise ConfigError(f"{method.name} with these settings needs a shuffler: give reply(…, through=…)")
     key = _enter(context, run)
     number = int(context.node_config.get("partition-id", context.node_id))
     drawn = _KeyedRandomness(key, number) if seed is None else SeededRandomness(seed, number)
     with full_precision(), eager(model) as own:
-        fitted = _fitted(own, method, terms, msg, context)
-        if fitted is None:
-            return Message(content({"wants": FROZEN}), reply_to=msg)
+        fitted = own
+        if flatten(own).dtype != (dtype := getattr(torch, terms.precision)):
+            fitted = copy.deepcopy(own).to(dtype)
+        if digest(fitted, method) != note(msg, "network", str):
+            raise ModelError(
+                "the model is not the server's: names or shapes of its parameters differ, or which of them train, or "
+                "the values of those that do not (load the same ones at both ends)"
+            )
         asked = WireMessage.decode(question) if through is None else through.heed(question, run, terms)
 
         def answer() -> bytes:
+            """The reply's bytes: for the server, or sealed for the shuffler."""
             x, y = _placed(*_read(data, batch), fitted, agreed, terms, through)
-            # Where noise is real, features are not cached: the server may have sent the frozen part, and a batch of
-            # samples is rounded together.
+            # Where noise is real, features are not cached: a batch of samples is rounded together.
             private = noisy(privacy) and seed is None
             trained, features = (fitted, None) if private else split_frozen(fitted, privacy)
             x = x if features is None else features(x)
@@ -123,8 +128,8 @@ def _enter(context: Context, run: str) -> bytes:
     """This client's key for the run. Another run's memory is dropped."""
     state = context.state.config_records.get(_STATE, ConfigRecord())
     if state.get("run") != run:
-        for name in {_MEMORY, FROZEN} & context.state.keys():
-            del context.state[name]
+        if _MEMORY in context.state:
+            del context.state[_MEMORY]
         state = ConfigRecord({"run": run, "key": os.urandom(KEY_BYTES)})
         context.state[_STATE] = state
     return bytes(state["key"])  # type: ignore[arg-type]
@@ -137,39 +142,16 @@ def _read(data: TorchData | tuple[Array, Array], batch: Pair | None) -> Batch:
     return checked_pair("this client's data", pair, tokens=whole)
 
 
-def _fitted(model: nn.Module, method: Method, terms: Terms, msg: Message, context: Context) -> nn.Module | None:
-    """The server's network but for the weights in its question; None where it has to send what does not train."""
-    if flatten(model).dtype != (dtype := getattr(torch, terms.precision)):
-        model = copy.deepcopy(model).to(dtype)
-    expected = note(msg, "network", str)
-    if network.digest(model, method) == expected:
-        return model
-    records = context.state.array_records if FROZEN not in msg.content else msg.content.array_records
-    if FROZEN not in records:
-        return None
-    model = copy.deepcopy(model)
-    network.load(model, records[FROZEN].to_torch_state_dict(), False, "what does not train of the server's network")
-    if network.digest(model, method) != expected:
-        raise ModelError(
-            "the model is not the server's: names or shapes of its parameters differ, or which of them train"
-        )
-    context.state[FROZEN] = records[FROZEN]
-    return model
-
-
-def _check_fit(x: Tensor, y: Tensor, terms: Terms) -> None:
-    """`DataError` unless x is [n, *inputs], and y classes [n] below `outputs` or real [n, outputs]."""
+def _placed(x: Tensor, y: Tensor, model: nn.Module, agreed: Agreed, terms: Terms, through: Any) -> Batch:
+    """Samples as the network gets them, in its precision, on its device, projected. `DataError` unless x is
+    [n, *inputs], and y classes [n] below `outputs` or real [n, outputs].
+    """
     if tuple(x.shape[1:]) != terms.inputs:
         raise DataError(f"inputs of shape {list(x.shape[1:])}; the run's terms say {list(terms.inputs)}")
     if y.is_floating_point() and y.shape[1] != terms.outputs:
         raise DataError(f"targets of shape {list(y.shape)}; the run's terms say {terms.outputs} outputs")
     if not y.is_floating_point() and not 0 <= int(y.min()) <= int(y.max()) < terms.outputs:
         raise DataError(f"labels {int(y.min())} to {int(y.max())}; the run's terms say {terms.outputs} classes")
-
-
-def _placed(x: Tensor, y: Tensor, model: nn.Module, agreed: Agreed, terms: Terms, through: Any) -> Batch:
-    """Samples as the network gets them: checked against the terms, in its precision, on its device, projected."""
-    _check_fit(x, y, terms)
     like = flatten(model)
     x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
     y = y.to(like.device, like.dtype if y.is_floating_point() else y.dtype)
@@ -177,7 +159,7 @@ def _placed(x: Tensor, y: Tensor, model: nn.Module, agreed: Agreed, terms: Terms
         projection = agreed.privacy.make_projection(through.run_secret(), terms.inputs)
         assert projection is not None
         x = projection(x)
-    if (outputs := network.outputs_of(model, x[:1])) != terms.outputs:
+    if (outputs := outputs_of(model, x[:1])) != terms.outputs:
         raise ModelError(f"the model has {outputs} outputs; the run's terms say {terms.outputs}")
     return x, y
 
@@ -189,6 +171,7 @@ class _KeyedRandomness:
         self.key, self.number = key, number
 
     def _of(self, what: str, round: int) -> bytes:
+        """32 bytes for one purpose and round, unrelated to all others."""
         return hashlib.sha256(bind("ntkfl flower v1", what, self.key, self.number, round)).digest()
 
     def subsampling(self, round: int) -> random.Random:
@@ -211,6 +194,7 @@ class ContextMemory(Memory):
             self.steps.setdefault((int(round), int(exchange)), {})[name] = tensor
 
     def before(self, round: int) -> State:
+        """As it was before this question."""
         past = [step for step in self.steps if step < self.at]
         return dict(self.steps[max(past)]) if past else {}
 

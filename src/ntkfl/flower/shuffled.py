@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -19,26 +18,24 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from ntkfl.crypto.receipt import check_receipt
 from ntkfl.crypto.row_frames import Announced, BatchKey
+from ntkfl.crypto.signed import check_receipt
 from ntkfl.errors import ConfigError, MessageError, Refused, TooFew, TrustError
 from ntkfl.federation.policy import Agreed, Terms
 from ntkfl.federation.secure_sum import SumSchema, mask_reply
 from ntkfl.federation.shuffled import Mixed, ShuffledTransport, seal_reply
 from ntkfl.federation.transport import Traffic
-from ntkfl.flower.transport import FlowerTransport
-from ntkfl.methods import Method, State, Task
+from ntkfl.flower.transport import FlowerTransport, fail, why
+from ntkfl.methods import Method, Task
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.services.announcement import Head, Question
-from ntkfl.services.http_client import HttpClient
-from ntkfl.services.identity import Identity
+from ntkfl.safe_parse import parse_json
+from ntkfl.services.announcement import Batch, Head, Question
+from ntkfl.services.clients import HttpClient, Identity, ShufflerClient
 from ntkfl.services.peers import Peers
-from ntkfl.services.shuffler.batch import Batch
-from ntkfl.services.shuffler.client import ShufflerClient
 from ntkfl.wire import Message
 
-FOLDER, ENVIRONMENT = "ntkfl-folder", "NTKFL_FOLDER"  # in a node's config, and beside it
+FOLDER = "ntkfl-folder"  # in a node's config
 
 
 class Shuffler:
@@ -50,14 +47,12 @@ class Shuffler:
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         self.peers = Peers.read(self.folder)
-        self._question: Question | None = None
 
     @classmethod
     def from_config(cls, context: Context) -> Shuffler:
-        """Of the folder that the node's owner named: `--node-config 'ntkfl-folder="…"'`, or NTKFL_FOLDER."""
-        folder = context.node_config.get(FOLDER) or os.environ.get(ENVIRONMENT)
-        if not folder:
-            raise ConfigError(f"no folder of this client: give --node-config '{FOLDER}=\"…\"', or set {ENVIRONMENT}")
+        """Of the folder that the node's owner named: `--node-config 'ntkfl-folder="…"'`."""
+        if not (folder := context.node_config.get(FOLDER)):
+            raise ConfigError(f"no folder of this client: give the SuperNode --node-config '{FOLDER}=\"…\"'")
         return cls(str(folder))
 
     @property
@@ -72,23 +67,12 @@ class Shuffler:
         """This client's keys and credential."""
         return Identity(self.folder)
 
-    @cached_property
-    def _http(self) -> HttpClient:
-        client = HttpClient(self.peers.shuffler.url, self.folder)
-        return client.identify(self.identity.issued, self.identity.signing)
-
-    @property
-    def _asked(self) -> Question:
-        if self._question is None:
-            raise ConfigError("no question was heeded: a new Shuffler(…) for each one")
-        return self._question
-
     def heed(self, question: bytes, run: str, terms: Terms) -> Message:
         """What the aggregator asks, if it signed it, for this run and under these terms, of as many clients as all have
         agreed on. That nothing is asked twice, or otherwise, is the shuffler's to see to: it takes one announcement for
         each exchange, and answers to no other; a site's ledger keeps what it has answered besides.
         """
-        self._question = asked = Question.check(question, self.peers)
+        self._asked = asked = Question.check(question, self.peers)
         head, batch, agreed = asked.head, asked.head.batch, self.peers.round
         if (head.run, head.terms) != (run, terms.digest):
             raise TrustError("the question is of another run, or under other terms than it came with")
@@ -124,26 +108,32 @@ class Shuffler:
 
     def deliver(self, sealed: bytes, summed: bool) -> bytes:
         """The shuffler's receipt: it holds what was sealed, for the question that was heeded. May be repeated."""
-        asked = self._asked
-        answer = self._http.ask("POST", f"/v1/runs/{asked.head.run}/{'sums' if summed else 'rows'}", sealed)
+        asked, shuffler = self._asked, HttpClient(self.peers.shuffler.url, self.folder, self.identity.signs)
+        answer = shuffler.ask("POST", f"/v1/runs/{asked.head.run}/{'sums' if summed else 'rows'}", sealed)
         try:
-            receipt = bytes.fromhex(answer.json()["receipt"])
+            receipt = bytes.fromhex(parse_json(answer.decode())["receipt"])
         except (ValueError, TypeError, KeyError):
             raise MessageError("the shuffler's answer holds no receipt that can be read") from None
         check_receipt(receipt, self.peers.key_of("shuffler"), self.peers.federation, asked.head.run, asked.announced)
         return receipt
+
+    # -- The server's side
+
+    def transport(self, flower: FlowerTransport, task: Task, method: Method, terms: Terms, run: str) -> FlowerShuffler:
+        """What the strategy asks its clients through, with the aggregator's folder."""
+        return FlowerShuffler(self.folder, self.peers, flower, task, method, terms, run)
 
 
 class FlowerShuffler(ShuffledTransport):
     """The strategy's side, over Flower's nodes. What clients are called in their credentials it never learns."""
 
     def __init__(
-        self, shuffler: Shuffler, flower: FlowerTransport, task: Task, method: Method, terms: Terms, run: str
+        self, folder: Path, peers: Peers, flower: FlowerTransport, task: Task, method: Method, terms: Terms, run: str
     ) -> None:
-        self.peers, self.flower, self.terms = shuffler.peers, flower, terms
-        super().__init__(task, method, self.peers.federation, run)
-        self.signer = self.peers.load_key(shuffler.folder, "aggregator")
-        self.shuffler = ShufflerClient(shuffler.folder, self.peers, self.signer, run)
+        super().__init__(task, method, peers.federation, run)
+        self.peers, self.flower, self.terms = peers, flower, terms
+        self.signer = peers.load_key(folder, "aggregator")
+        self.shuffler = ShufflerClient(folder, peers, self.signer, run)
         self.floor = self.peers.round.least
         self._key = BatchKey(0, 0)
         self._present: list[int] = []  # nodes that are asked in the round's next exchange
@@ -156,30 +146,20 @@ class FlowerShuffler(ShuffledTransport):
         return nodes
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
-        """A round that fails is tried again under the next number of the protocol: nothing is asked twice. Rows of one
-        that a restart interrupted are deleted, as no key opens them any more.
-        """
+        """A round that fails is tried again under the next number of the protocol: nothing is asked twice."""
         super().begin(round, cohort)
         self.flower.begin(round, cohort)
         try:
-            newest = self.shuffler.begin(self.terms.digest)
+            self._key = BatchKey(self.shuffler.begin(self.terms.digest), 0)
         except Refused as refused:
             raise TooFew(f"the shuffler: {refused}") from None
-        if newest is not None:
-            with suppress(Refused):
-                self.shuffler.cancel(newest)
-        self._key, self._present = BatchKey(1 if newest is None else newest.round + 1, 0), list(cohort)
+        self._present = list(cohort)
 
     def mix(self, message: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
-        try:
-            return self._mix(message, cohort, traffic)
-        except Refused as refused:  # costs the round, and the run goes on
-            raise TooFew(f"the shuffler: {refused}") from None
-
-    def _mix(self, message: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
         """Announce the exchange to the shuffler, ask the nodes through Flower, and fetch what they have sent.
 
         The order matters: clients answer the announcement that the shuffler holds, so none can be asked another thing.
+        A refusal of the shuffler's costs the round, and the run goes on.
         """
         key, self._key = self._key, BatchKey(self._key.round, self._key.exchange + 1)
         agreed, schema = self.peers.round, self.schema(message, self.peers.round.clients)
@@ -189,25 +169,21 @@ class FlowerShuffler(ShuffledTransport):
         digest = hashlib.sha256(payload).hexdigest()
         head = Head(self.run, batch, self.opener.public.hex(), self.terms.digest, digest)
         signed = head.sign(self.signer, self.federation)
-        self.shuffler.publish(signed)
         announced, question = Announced.of(key, signed), Question.pack(signed, payload)
         traffic.downlink[message.kind] += len(question) * len(self._present)
         try:
-            receipts = self.flower.ask(dict.fromkeys(self._present, question), traffic)
+            self.shuffler.publish(signed)
+            receipts = self.flower.ask(question, self._present, traffic)
             good = [node for node, receipt in receipts.items() if self._holds(node, receipt, announced, traffic)]
             rows, masks = self.shuffler.release(announced, batch)
-        except TooFew:
-            self.shuffler.cancel(key)
-            raise
-        except Refused as refused:
-            if refused.reason != "not-ready":
-                raise
-            self.shuffler.cancel(key)
-            failed = "; ".join(f"node {node}: {why}" for node, why in list(traffic.failed.items())[:3])
-            raise TooFew(f"the shuffler: {refused}; {failed or 'do two nodes share a folder?'}") from None
+        except (TooFew, Refused) as error:
+            with suppress(Refused):
+                self.shuffler.discard(key)
+            raise TooFew(f"the shuffler: {error}; {why(traffic) or 'do two nodes share a folder?'}") from None
         if key.exchange == 0:  # where a receipt was lost on its way, all are asked, and who did not answer is refused
             self._present = good if len(good) * batch.max_rows == len(rows) else list(cohort)
-        self.shuffler.forget(key)
+        with suppress(Refused):  # what is left goes when the next batch opens
+            self.shuffler.discard(key)
         return Mixed(rows, schema, announced, sum(map(len, rows)), masks)
 
     def _holds(self, node: int, receipt: bytes, announced: Announced, traffic: Traffic) -> bool:
@@ -215,16 +191,6 @@ class FlowerShuffler(ShuffledTransport):
         try:
             check_receipt(receipt, self.peers.key_of("shuffler"), self.federation, self.run, announced)
         except TrustError:
-            traffic.failed[str(node)] = "returned a receipt that the shuffler did not sign for these rows"
+            fail(node, "returned a receipt that the shuffler did not sign for these rows", traffic)
             return False
         return True
-
-    def end(self) -> None:
-        super().end()
-        self.flower.end()
-
-    def checkpoint(self) -> State:
-        return self.flower.checkpoint()
-
-    def restore(self, tensors: State) -> None:
-        self.flower.restore(tensors)

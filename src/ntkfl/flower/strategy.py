@@ -19,19 +19,17 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from torch import nn
 
-from ntkfl.errors import ConfigError, Diverged, MessageError, NumericalError, RunFolderError, TooFew
+from ntkfl.errors import ConfigError, Diverged, MessageError, ModelError, NumericalError, RunFolderError, TooFew
 from ntkfl.federation.client import split_frozen
 from ntkfl.federation.config import build_method
 from ntkfl.federation.policy import Terms
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.server import ADVICE, Server, remarks
 from ntkfl.federation.transport import Traffic, Transport
-from ntkfl.flower import network
-from ntkfl.flower.records import content, note
-from ntkfl.flower.transport import FlowerTransport
+from ntkfl.flower.messages import content, digest, needs_shuffler, note, outputs_of
+from ntkfl.flower.transport import FlowerTransport, fail, why
 from ntkfl.methods import Method, Robust, Task
-from ntkfl.methods.base import fitted
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import fitted, settle
 from ntkfl.privacy.settings import Privacy
 from ntkfl.tangent.parameters import eager, flatten, full_precision
 from ntkfl.version import __version__
@@ -40,6 +38,7 @@ log = logging.getLogger("flwr")
 _KNOWN = {"round", "asked", "answered"}  # of a record, and no news to who has its metrics
 _MEMORY = "What clients kept between rounds goes on within one run of Flower alone."
 _ASKED, _LARGEST_INPUT = 5, 1 << 28  # clients that tell what a sample looks like; numbers in one
+Shape = tuple[tuple[int, ...], bool, bool]  # of one input; whether inputs are tokens, and targets real numbers
 
 
 class Strategy(FedAvg):
@@ -49,9 +48,9 @@ class Strategy(FedAvg):
         result = strategy.start(grid=grid, initial_arrays=ArrayRecord(Net().state_dict()), num_rounds=10)
 
     The server needs the network itself: its layers, which of its parameters train, its batch normalisation. Its weights
-    come from `initial_arrays`; what has no gradient is sent only to clients that have it otherwise. `fedavg` are the
-    keyword arguments of Flower's `FedAvg`, for sampling and evaluation; `result.arrays` is the model's state dict, and
-    `result.train_metrics_clientapp` has each round's training loss, bytes and diagnostics.
+    come from `initial_arrays`; what does not train never travels, and must be the same in the clients' models. `fedavg`
+    are the keyword arguments of Flower's `FedAvg`, for sampling and evaluation; `result.arrays` is the model's state
+    dict, and `result.train_metrics_clientapp` has each round's training loss, bytes and diagnostics.
 
     With `checkpoint`, a folder, the run is kept there after every round, and the same call goes on from it: rounds that
     are done are not played again. (What clients keep between rounds, as SCAFFOLD's do, ends with Flower's run.)
@@ -77,7 +76,7 @@ class Strategy(FedAvg):
         if "train_metrics_aggr_fn" in fedavg:
             raise ConfigError("train_metrics_aggr_fn has nothing to aggregate: replies of ntkfl hold no metrics")
         self.privacy, self.robust = settle(method, privacy, robust)
-        if network.needs_shuffler(self.privacy) and through is None:
+        if needs_shuffler(self.privacy) and through is None:
             raise ConfigError(f"{method.name} with these settings needs a shuffler: give Strategy(…, through=…)")
         with eager(model) as own:
             self.model = copy.deepcopy(own)
@@ -95,7 +94,11 @@ class Strategy(FedAvg):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Play `num_rounds` rounds, those of the checkpoint among them, as every Flower strategy does."""
-        network.load(self.model, initial_arrays.to_torch_state_dict(), True, "initial_arrays")
+        try:
+            self.model.load_state_dict(initial_arrays.to_torch_state_dict())
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise ModelError(f"initial_arrays does not fit the model: {reason:.300}") from None
         self._grid, self._timeout, self._rounds, self._done = grid, timeout, num_rounds, 0
         self._server, self._origin, arrays = None, secrets.token_hex(8), initial_arrays
         with self.folder.locked() if self.folder else nullcontext():
@@ -107,28 +110,25 @@ class Strategy(FedAvg):
                 self._server = self._make(tuple(shape["inputs"]), shape["tokens"], shape["real"])
                 self._done, arrays = self.folder.load_checkpoint()[0], self.arrays()
                 log.info("%s holds %d rounds: they are not played again. %s", self.folder.path, self._done, _MEMORY)
-            result = super().start(
-                grid,
-                arrays,
-                num_rounds - self._done,
-                timeout,  # type: ignore[arg-type]
-                train_config,
-                evaluate_config,
-                None if evaluate_fn is None else lambda round, found: evaluate_fn(round + self._done, found),
-            )
+
+            def evaluate(round: int, found: ArrayRecord) -> MetricRecord | None:
+                return evaluate_fn(round, found) if evaluate_fn and round >= self._done else None
+
+            configs = (train_config, evaluate_config, evaluate)
+            result = super().start(grid, arrays, num_rounds, timeout, *configs)  # type: ignore[arg-type]
             if self.folder and self._server:
                 self.folder.save_model(self._server.state.trained(self.model).state_dict())
-        for name, found in vars(result).items():
-            if name != "arrays":  # rounds are numbered as in a run without a break
-                setattr(result, name, {round + self._done: metrics for round, metrics in found.items()})
         result.arrays = result.arrays or arrays
         return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Flower samples the nodes; what they are asked follows in `aggregate_train`, where a round may ask twice."""
-        messages = super().configure_train(server_round + self._done, arrays, config, grid)
+        """Flower samples the nodes; what they are asked follows in `aggregate_train`, where a round may ask twice. In a
+        round that the checkpoint holds nobody is asked.
+        """
+        done = server_round <= self._done
+        messages = [] if done else super().configure_train(server_round, arrays, config, grid)
         self._nodes, self._config = sorted(message.metadata.dst_node_id for message in messages), config
         return []
 
@@ -138,7 +138,6 @@ class Strategy(FedAvg):
         """One round of the method. Where it cannot be built, as with too few replies, nothing changes, and the run goes
         on.
         """
-        number = server_round + self._done
         if not self._nodes:
             return None, None
         try:
@@ -147,24 +146,24 @@ class Strategy(FedAvg):
                 self._transport.nodes, self._transport.config = self._nodes, {self.configrecord_key: self._config}
                 server.clients_per_round = len(self._nodes)
                 server.task.total_clients = max(len(self._nodes), len(list(self._grid.get_node_ids())))
-                record, timing = server.play(number)
+                record, timing = server.play(server_round)
         except (TooFew, NumericalError) as error:
             advice = f"; {ADVICE}" if isinstance(error, NumericalError | Diverged) else ""
-            log.warning("round %d changed nothing: %s%s", number, error, advice)
+            log.warning("round %d changed nothing: %s%s", server_round, error, advice)
             return None, None
         for line in remarks(record):
-            log.warning("round %d: %s", number, line)
+            log.warning("round %d: %s", server_round, line)
         if self.folder:
             self.folder.append("history.jsonl", record)
             self.folder.append("timings.jsonl", timing)
-            self.folder.save_checkpoint(number, server.checkpoint())
+            self.folder.save_checkpoint(server_round, server.checkpoint())
         return self.arrays(), metrics(record)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Flower's own, with the round's number as in a run without a break."""
-        return super().configure_evaluate(server_round + self._done, arrays, config, grid)
+        """Flower's own, but in rounds that the checkpoint holds."""
+        return [] if server_round <= self._done else super().configure_evaluate(server_round, arrays, config, grid)
 
     def arrays(self) -> ArrayRecord:
         """The reported model's state dict."""
@@ -173,9 +172,8 @@ class Strategy(FedAvg):
 
     def _begin(self) -> Server:
         """The server, once some nodes have told what a sample looks like: most of them are believed."""
-        traffic, asking = Traffic(), FlowerTransport(self._grid, self._timeout, {}, ArrayRecord())
-        asking.config = {self.configrecord_key: self._config}
-        told = Counter[tuple[tuple[int, ...], bool, bool]]()
+        traffic, config = Traffic(), {self.configrecord_key: self._config}
+        asking, told = FlowerTransport(self._grid, self._timeout, {}, config), Counter[Shape]()
         for node, reply in asking.send({n: content({"ask": "shape"}) for n in self._nodes[:_ASKED]}, traffic).items():
             try:
                 inputs = tuple(note(reply, "inputs", list))
@@ -183,10 +181,9 @@ class Strategy(FedAvg):
                     raise MessageError(f"it has samples of shape {inputs}")
                 told[inputs, note(reply, "tokens", bool), note(reply, "real", bool)] += 1
             except MessageError as error:
-                traffic.failed[str(node)] = str(error)
+                fail(node, str(error), traffic)
         if not told:
-            why = "; ".join(f"node {node}: {reason}" for node, reason in traffic.failed.items())
-            raise TooFew(f"no node could tell what its samples look like: {why}")
+            raise TooFew(f"no node could tell what its samples look like: {why(traffic)}")
         return self._make(*told.most_common(1)[0][0])
 
     def _make(self, inputs: tuple[int, ...], tokens: bool, real: bool) -> Server:
@@ -194,7 +191,7 @@ class Strategy(FedAvg):
         like = flatten(self.model)
         shape = (1, *self.privacy.model_input_shape(inputs))
         x = torch.zeros(shape, dtype=torch.int64 if tokens else like.dtype, device=like.device)
-        outputs = network.outputs_of(self.model, x)
+        outputs = outputs_of(self.model, x)
         method = fitted(self.method, self.model, outputs, everyone=self.fraction_train >= 1)
         trained, features = split_frozen(self.model, self.privacy, like.device)
         smoothing, bounds = method.label_smoothing, {"privacy": self.privacy, "robust": self.robust}
@@ -213,30 +210,20 @@ class Strategy(FedAvg):
         )
         method = build_method(terms.method)  # as the clients make it
         run = hashlib.sha256(f"{self._origin} {self._rounds}".encode()).hexdigest()[:16]  # other terms, another run
-        digest = network.digest(self.model, method)
-        notes = {"terms": terms.text, "run": run, "network": digest}
-        frozen = ArrayRecord(dict(network.frozen(self.model, method)))
-        self._transport = FlowerTransport(self._grid, self._timeout, notes, frozen)
+        network = digest(self.model, method)
+        notes = {"terms": terms.text, "run": run, "network": network}
+        self._transport = FlowerTransport(self._grid, self._timeout, notes, {})
         transport: Transport = self._transport
         if self.through is not None:
-            from ntkfl.flower.shuffled import FlowerShuffler  # its parts are an extra
-
-            transport = FlowerShuffler(self.through, self._transport, task, method, terms, run)
-        server = Server(
-            self.model,
-            task,
-            method,
-            transport,
-            None,
-            clients_per_round=1,
-        )
+            transport = self.through.transport(self._transport, task, method, terms, run)
+        server = Server(self.model, task, method, transport, None, clients_per_round=1)
         for line in task.notes:
             log.info(line)
         if self.folder:
             settings = {"ntkfl": __version__, "origin": self._origin, "rounds": self._rounds, "method": terms.method}
             about = terms.model_dump(mode="json", include={"inputs", "outputs", "precision"})
             about |= {"tokens": tokens, "real": real}
-            model = {"class": type(self.model).__name__, "weights": len(like), "digest": digest}
+            model = {"class": type(self.model).__name__, "weights": len(like), "digest": network}
             _, _, tensors = self.folder.open(settings | {"shape": about, "model": model}, resume=True)
             if tensors:
                 server.restore(tensors)

@@ -4,16 +4,13 @@ from ntkfl.methods.averaging.centralized import Centralized
 from ntkfl.methods.averaging.data_share import DataShare
 from ntkfl.methods.averaging.fedadam import FedAdam
 from ntkfl.methods.averaging.fedavg import FedAvg
-from ntkfl.methods.averaging.fedcom import FedCOM
 from ntkfl.methods.averaging.fednova import FedNova
 from ntkfl.methods.averaging.fedprox import FedProx
-from ntkfl.methods.averaging.qsgd import QSGD
+from ntkfl.methods.averaging.qsgd import QSGD, FedCOM
 from ntkfl.methods.averaging.scaffold import Scaffold
 from ntkfl.methods.base import Method, Outcome
+from ntkfl.methods.ntk_fl import CPNTKFL, NTKFL
 from ntkfl.methods.robust import Robust
-from ntkfl.methods.rows.cp_ntk_fl import CPNTKFL
-from ntkfl.methods.rows.ntk_fl import NTKFL
-from ntkfl.methods.sums.dp_fedavg import DPFedAvg
 from ntkfl.methods.sums.kfac_fedavg import KfacFedAvg
 from ntkfl.methods.sums.private_ridge import PrivateRidge
 from ntkfl.methods.sums.private_sums import PrivateSums
@@ -23,12 +20,12 @@ from ntkfl.methods.task import ClientRound, State, Task
 from ntkfl.privacy.settings import Privacy
 
 _SUMS = (SumNTKFL, KfacFedAvg, PrivateSums, SumRidge, PrivateRidge)
-_AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD, DPFedAvg)
+_AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD)
 _ALL = (NTKFL, CPNTKFL, *_SUMS, *_AVERAGES, DataShare, Centralized)
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
 __all__ = [
-    "CPNTKFL", "METHODS", "NTKFL", "QSGD", "Centralized", "ClientRound", "DPFedAvg", "DataShare", "FedAdam", "FedAvg",
+    "CPNTKFL", "METHODS", "NTKFL", "QSGD", "Centralized", "ClientRound", "DataShare", "FedAdam", "FedAvg",
     "FedCOM", "FedNova", "FedProx", "KfacFedAvg", "Method", "Outcome", "Privacy", "PrivateRidge", "PrivateSums",
     "Robust", "Scaffold", "State", "SumNTKFL", "SumRidge", "Task",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a method is: the server's side of a round, and a client's.
+"""What a method is: the server's side of a round, and a client's; and which settings go with which method.
 
 `round` is the server's side as a generator: it yields a question, is sent the clients' replies, parsed, checked and in
 the order of the clients, and returns the outcome. `answer` is one client's side. Neither knows what carries messages.
@@ -19,11 +19,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, PlainSerializer
 from torch import Tensor, nn
 
+from ntkfl.errors import ConfigError
 from ntkfl.methods.replies import Reply, Update
 from ntkfl.methods.robust import Robust
 from ntkfl.methods.task import ClientRound, State, Task
@@ -35,20 +36,24 @@ from ntkfl.wire.message import Message
 Outgoing = Message | Mapping[int, Message]  # one question for all clients, or one for each by client id
 Replies = list[Any]  # of the types that `replies` names
 
+# Settings that only some methods have a use for.
+_OF_ROWS = ("sparsity", "values")
+_OF_NOISE = ("epsilon", "delta", "budget_rounds", "noise_clients", "sampling_rate")
+_BOUNDS = {"updates": "update", "row_clip": "rows", "trim_losses": "rows"}  # of which kind of reply each is
+
 
 @dataclass
 class Outcome:
     """What a round ended with. `train_loss` is over the cohort's samples, `steps` the t chosen, where there are these.
 
-    `reported` are weights to evaluate and save in place of the state's own. `tentative`: the state's own weights are
-    reported now, and count in the running average only once a later round has `passed` them.
+    `tentative`: the state's weights are reported now, and count in the running average only once a later round has
+    `passed` them.
     """
 
     state: State
     train_loss: float | None
     steps: float | None = None
     diagnostics: dict[str, float | str] = field(default_factory=dict)
-    reported: Tensor | None = None
     passed: Tensor | None = None
     tentative: bool = False
 
@@ -66,7 +71,6 @@ class Method(Options):
     paper: ClassVar[str] = ""
     replies: ClassVar[Mapping[str, type[Reply]]] = {"weights": Update}
     _privacy: ClassVar[Privacy] = Privacy()  # in place of the settings' defaults, of a method that is private by itself
-    _model: ClassVar[Mapping[str, float]] = {}  # options of a perceptron that suit it, where none are given
 
     loss: Annotated[AnyLoss, PlainSerializer(loss_name, when_used="json")] = Field(
         "ce", description="ce, mse, or package.module:name"
@@ -88,14 +92,6 @@ class Method(Options):
         """A copy with options that follow from these in place of those nobody gave; itself where none do."""
         return self
 
-    @classmethod
-    def _elsewhere(cls, name: str) -> str:
-        for section in (Privacy, Robust):
-            if name in section.model_fields:
-                where = section.__name__.lower()
-                return f"give it beside the method, as {where}={section.__name__}({name}=…); in TOML under [{where}]"
-        return ""
-
     def start(self, task: Task, weights: Tensor) -> State:
         """The server's state before the first round; lines about what the network decides go to `task.notes`."""
         return {"weights": weights.clone()}
@@ -116,20 +112,6 @@ def fitted(method: Method, model: nn.Module, outputs: int, everyone: bool) -> Me
     return method._fitted(model, outputs, everyone)
 
 
-def suited_model(method: Method | type[Method]) -> Mapping[str, float]:
-    """Options of a perceptron's first weights that suit the method, where none are given."""
-    return method._model
-
-
-def privacy_of(method: Method | type[Method], given: Privacy | None = None) -> Privacy:
-    """The privacy settings of a run: those given, and for the rest the method's own (CP-NTK-FL projects and shuffles,
-    private methods have an ε).
-    """
-    values = {} if given is None else {name: getattr(given, name) for name in given.model_fields_set}
-    own = {name: getattr(method._privacy, name) for name in method._privacy.model_fields_set}
-    return Privacy(**(own | values))
-
-
 def adds_noise(method: Method | type[Method]) -> bool:
     """Whether it is a method of differential privacy: one with an ε of its own."""
     return method._privacy.epsilon is not None
@@ -138,3 +120,49 @@ def adds_noise(method: Method | type[Method]) -> bool:
 def kinds_of(method: Method | type[Method]) -> frozenset[str]:
     """The kinds of reply its clients send: rows, updates, sums."""
     return frozenset(reply.kind for reply in method.replies.values())
+
+
+def privacy_of(method: Method | type[Method], given: Privacy | None = None) -> Privacy:
+    """The privacy settings of a run: those given, and for the rest the method's own (CP-NTK-FL projects and shuffles,
+    private methods have an ε).
+    """
+    own, values = (
+        {n: getattr(part, n) for n in part.model_fields_set} for part in (method._privacy, given or Privacy())
+    )
+    return Privacy(**(own | values))
+
+
+def settle(
+    method: Method, privacy: Privacy | None = None, robust: Robust | Literal["on"] | None = None
+) -> tuple[Privacy, Robust]:
+    """The settings of a run: those given over the method's own; `ConfigError` for a combination that is refused.
+
+    `robust="on"` is every bound there is on what this method's clients send; None is no bound, as in the papers.
+    """
+    if not isinstance(privacy, Privacy | None):
+        raise ConfigError(f"privacy must be ntkfl.methods.Privacy(…), not {privacy!r:.60}")
+    if not isinstance(robust, Robust | None) and robust != "on":
+        raise ConfigError(f'robust must be "on" or ntkfl.methods.Robust(…), not {robust!r:.60}')
+    own, kinds, name = privacy_of(method, privacy), kinds_of(method), method.name
+    if robust == "on":
+        robust = Robust.on(kinds - {"update"} if own.secure_sum else kinds)
+    bounds = robust or Robust()
+    sends = " and ".join(sorted("updates" if kind == "update" else kind for kind in kinds))
+    if own.secure_sum and not all(reply.additive for reply in method.replies.values()):
+        raise ConfigError(f"{name} needs more of clients than the sum of their replies: leave secure_sum out")
+    for option in _changed(own, () if "rows" in kinds else _OF_ROWS):
+        raise ConfigError(f"{option} is for methods that send rows, and {name} sends {sends}")
+    for option in _changed(own, () if adds_noise(method) else _OF_NOISE):
+        why = f"{name} adds none: take private-sums or private-ridge"
+        raise ConfigError(f"{option} is for methods that add noise, and {why}")
+    for option in _changed(bounds, [option for option, kind in _BOUNDS.items() if kind not in kinds]):
+        bounded = _BOUNDS[option].replace("update", "updates")
+        raise ConfigError(f"robust {option} bounds {bounded}, and {name} sends {sends}")
+    if own.secure_sum and bounds.updates != "mean":
+        raise ConfigError("robust updates compares clients, of whom a secure sum shows none: leave one of them out")
+    return own, bounds
+
+
+def _changed(settings: Privacy | Robust, names: Sequence[str]) -> list[str]:
+    """Those of the options that differ from their defaults."""
+    return [name for name in names if getattr(settings, name) != type(settings).model_fields[name].default]

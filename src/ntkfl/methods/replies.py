@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError
-from ntkfl.methods.batchnorm import STATISTICS, flat_statistics
-from ntkfl.methods.task import ClientRound, Task
+from ntkfl.methods.task import STATISTICS, ClientRound, Task, flat_statistics
 from ntkfl.privacy.settings import SUM_LIMIT
 from ntkfl.wire.message import Message, check_finite_arrays, describes, join_rows, split_rows, take_array
 
@@ -156,19 +155,18 @@ class Update(Reply):
     kind = "update"
     additive: ClassVar[bool] = True
     vectors: ClassVar[tuple[str, ...]] = (WEIGHTS,)
-    numbers: ClassVar[tuple[str, ...]] = (LOSS,)  # [] beside them: float32, steps int32
+    counts: ClassVar[tuple[str, ...]] = ()  # whole numbers [] beside samples, such as steps
 
     @classmethod
     def of(cls, client: ClientRound, loss: Tensor | None = None, **arrays: Tensor) -> Self:
         """A client's reply, with its number of samples."""
-        told = {SAMPLES: torch.tensor(len(client), dtype=torch.int32)}
-        return cls(arrays | told | ({} if loss is None else {LOSS: loss.detach().to(torch.float32)}))
+        arrays[SAMPLES] = torch.tensor(len(client), dtype=torch.int32)
+        return cls(arrays if loss is None else arrays | {LOSS: loss.detach().to(torch.float32)})
 
     @classmethod
     def blank(cls, method: Method, task: Task, question: Message) -> Self:
         arrays = {name: torch.zeros_like(task.like) for name in cls.vectors}
-        arrays |= {SAMPLES: torch.tensor(1, dtype=torch.int32)}
-        arrays |= {name: torch.ones((), dtype=torch.int32 if name == STEPS else torch.float32) for name in cls.numbers}
+        arrays |= {name: torch.ones((), dtype=torch.int32) for name in (SAMPLES, *cls.counts)} | {LOSS: torch.ones(())}
         own = flat_statistics(task.model)
         return cls(arrays if own is None else arrays | {STATISTICS: torch.zeros_like(own)})
 

@@ -28,21 +28,15 @@ class Robust(Options):
         "mean", description="updates: their mean, or their mean with none too long, their median, their trimmed mean"
     )
     row_clip: float | None = Field(None, gt=0, description="rows: longest Jacobian, in units of the median row's")
-    drop_opposed: bool = Field(False, description="rows: leave out those that push others of their label the wrong way")
-    trim: float = Field(0.0, ge=0, lt=0.5, description="rows: share of clients left out for resisting all others")
     trim_losses: float = Field(
         0.0, ge=0, lt=0.5, description="rows: share of clients left out at both ends of what they report on candidates"
     )
-    verify: bool = Field(False, description="rows: compute factored rows again, where they hold the inputs")
 
     @staticmethod
     def on(kinds: Collection[str] = ("rows", "update")) -> Robust:
         """The bounds on these kinds of reply, at the values that were chosen on held-out attacks."""
-        clipped = Robust(updates="clip") if "update" in kinds else Robust()
-        if "rows" not in kinds:
-            return clipped
-        rows = Robust(row_clip=1.5, drop_opposed=True, trim=0.25, trim_losses=0.4, verify=True)
-        return rows.model_copy(update={"updates": clipped.updates})
+        rows = {"row_clip": 1.5, "trim_losses": 0.4} if "rows" in kinds else {}
+        return Robust(updates="clip" if "update" in kinds else "mean", **rows)
 
     def combine(self, vectors: Sequence[Tensor], p: Tensor, base: Tensor | None = None) -> Tensor:
         """Σ_m p_m v_m, or what `updates` says of the changes v_m − base: none longer than 1.5 times the median one

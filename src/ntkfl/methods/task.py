@@ -1,4 +1,8 @@
-"""The network that is trained and its loss (`Task`), and a client in one round (`ClientRound`)."""
+"""The network that is trained and its loss (`Task`), a client in one round (`ClientRound`), and running statistics.
+
+Batch normalisation's running statistics are what local training changes beside weights, and what updates carry. Methods
+whose clients train locally broadcast and average them. NTK-FL evolves weights alone: there they stay.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ntkfl.errors import NumericalError
 from ntkfl.methods.robust import Robust
@@ -15,9 +20,10 @@ from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
 from ntkfl.tangent import Jacobian, jacobian, plan_jacobian
 from ntkfl.tangent.losses import AnyLoss, find_loss, per_sample, targets
-from ntkfl.tangent.parameters import eager, evaluating, flatten, load_flat, trainable, unflatten, with_values
+from ntkfl.tangent.parameters import eager, evaluating, flatten, load_flat, unflatten, with_values
 from ntkfl.tangent.passes import JacobianPlan
 
+STATISTICS = "statistics"  # of batch normalisation: their name in messages and states
 _ROWS = 4096  # samples that pass through the network at once
 State = dict[str, Tensor]  # what the server keeps between rounds; "weights" [d] is the model to broadcast next
 
@@ -87,14 +93,8 @@ class Task:
     @torch.no_grad()
     def candidate_losses(self, candidates: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """ℓ of every sample under each of the candidate weights [S, d]: [S, N]. S forward passes."""
-        parameters, found = list(trainable(self.model).values()), []
-        sizes = [p.numel() for p in parameters]
-        with evaluating(self.model):  # in half the time of `predict`: clients with few samples are many passes
-            for w in candidates:
-                for p, values in zip(parameters, torch.split(w, sizes), strict=True):
-                    p.copy_(values.view_as(p))
-                found.append(torch.cat([self.model(part) for part in torch.split(x, _ROWS)]))
-        return per_sample(self.loss, torch.stack(found), targets(y, self.outputs, self.loss, self.like.dtype))
+        outputs = torch.stack([self.predict(w, x) for w in candidates])
+        return per_sample(self.loss, outputs, targets(y, self.outputs, self.loss, self.like.dtype))
 
     def jacobian(self, weights: Tensor, x: Tensor, form: str = "auto") -> Jacobian:
         """J at these weights for the rows of x."""
@@ -128,3 +128,31 @@ def check_finite(weights: Tensor, what: str) -> Tensor:
 def labels_of(labels: Tensor, like: Tensor) -> Tensor:
     """Labels from a message: classes as int64, real-valued targets in the weights' type; on the weights' device."""
     return labels.to(device=like.device, dtype=like.dtype if labels.is_floating_point() else torch.int64)
+
+
+# -- Batch normalisation -----------------------------------------------------------------------------------------------
+
+
+def statistics(model: nn.Module) -> dict[str, Tensor]:
+    """Running means and variances of the model's batch normalisations by name, but for those of a frozen backbone."""
+    owners = {
+        name: m
+        for name, m in model.named_modules()
+        if isinstance(m, _BatchNorm) and m.track_running_stats and not getattr(m, "statistics_stay", False)
+    }
+    kinds = ("running_mean", "running_var")
+    return {f"{name}.{kind}" if name else kind: getattr(m, kind) for name, m in owners.items() for kind in kinds}
+
+
+def flat_statistics(model: nn.Module) -> Tensor | None:
+    """All of them as one vector [b]; None for a network without any."""
+    values = list(statistics(model).values())
+    return torch.cat([v.detach().reshape(-1) for v in values]) if values else None
+
+
+def load_statistics(model: nn.Module, vector: Tensor) -> None:
+    """Write a vector [b] into the model's own, in place."""
+    own = statistics(model)
+    parts = torch.split(vector, [v.numel() for v in own.values()])
+    for value, part in zip(own.values(), parts, strict=True):
+        value.copy_(part.view_as(value))

@@ -23,21 +23,15 @@ from ntkfl.privacy.randomness import Integers, Purpose, Randomness
 LARGEST_SIGMA = 2.0**22  # of a table that still fits into memory
 _TAIL = 9.5  # σ
 _PLACES = 2.0**63
-_BUCKETS = 1 << 18  # of as many places each: they spare most draws the search among all sizes
-_TO_BUCKET = np.uint64(63 - 18)
 
 
 def discrete_gaussians(sigma: float, count: int, randomness: Randomness, purpose: Purpose = "noise") -> Integers:
     """`count` independent draws, int64 [count]; σ ≥ 1/2."""
     if not 0.5 <= sigma <= LARGEST_SIGMA:
         raise ConfigError(f"discrete Gaussian noise has a standard deviation from 0.5 to 2^22, got {sigma:.3g}")
-    whole, guide, rest = _tables(sigma)
+    whole, rest = _tables(sigma)
     words = randomness.words(purpose, count)
-    places = words & np.uint64(2**63 - 1)
-    few = (places >> _TO_BUCKET).astype(np.int64)
-    sizes = guide[few].astype(np.int64)
-    unsure = np.flatnonzero(sizes != guide[few + 1])  # of most buckets all places have one size
-    sizes[unsure] = np.searchsorted(whole, places[unsure], side="right")
+    sizes = np.searchsorted(whole, words & np.uint64(2**63 - 1), side="right")
     again = np.flatnonzero(sizes == len(whole))
     if len(again):
         more = randomness.words(purpose, len(again), part=1) & np.uint64(2**63 - 1)
@@ -47,10 +41,8 @@ def discrete_gaussians(sigma: float, count: int, randomness: Randomness, purpose
 
 
 @lru_cache(maxsize=8)
-def _tables(sigma: float) -> tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.float64]]:
-    """Of sizes 0, 1, …: places up to and with each, cumulated, and what rounding down left of each, cumulated; between
-    them, the size of each bucket's first place.
-    """
+def _tables(sigma: float) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
+    """Of sizes 0, 1, …: places up to and with each, cumulated, and what rounding down left of each, cumulated."""
     k = np.arange(math.ceil(_TAIL * sigma) + 1, dtype=np.float64)
     weights = np.exp(-0.5 * (k / sigma) ** 2)
     weights[1:] *= 2  # either sign
@@ -59,6 +51,4 @@ def _tables(sigma: float) -> tuple[NDArray[np.uint64], NDArray[np.int32], NDArra
     left = exact - np.floor(exact)
     if (over := int(places.sum()) - 2**63) > 0:  # the sum of weights was rounded, by far less than the largest has
         places[places.argmax()] -= np.uint64(over)
-    whole = np.cumsum(places)
-    starts = np.arange(_BUCKETS + 1, dtype=np.uint64) << _TO_BUCKET
-    return whole, np.searchsorted(whole, starts, side="right").astype(np.int32), np.cumsum(left)
+    return np.cumsum(places), np.cumsum(left)

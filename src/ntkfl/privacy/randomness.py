@@ -72,18 +72,6 @@ class Randomness:
         """Multiples of 2^-53 in [0, 1), float64 [count]. So u < p holds at least as often as p says."""
         return (self.words(purpose, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
-    def integers(self, purpose: Purpose, count: int, below: int) -> Integers:
-        """Uniform in 0 … below − 1, int64 [count]: words beyond the last multiple of `below` are drawn again."""
-        if not 1 <= below <= 1 << 63:
-            raise ConfigError(f"integers are drawn below a number from 1 to 2^63, got {below}")
-        words = self.words(purpose, count)
-        last = np.uint64((1 << 64) // below * below - 1)
-        part = 0
-        while len(again := np.flatnonzero(words > last)):
-            part += 1
-            words[again] = self.words(purpose, len(again), part)
-        return (words % np.uint64(below)).astype(np.int64)
-
     def orders(self, purpose: Purpose, times: int, count: int) -> Integers:
         """Permutations of 0 … count − 1, int64 [times, count]: the order of as many words, two of which are equal with
         a chance below count² / 2^65.

@@ -1,7 +1,7 @@
 """What clients do to hide, beside whatever method: the section `[privacy]` of a configuration. Its defaults do nothing.
 
 `ntkfl.train(model, data, method, privacy=Privacy(secure_sum=True))`. Which kinds of reply a setting is for is checked
-in one place, `methods/combinations.py`.
+in one place, `settle` in `methods/base.py`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """What discrete Gaussian noise on sums is worth: concentrated differential privacy, and (ε, δ) of a whole run.
 
-A vector of integers that a record (or a client) changes by at most Δ in 2-norm, under the sum of n clients' discrete
+A vector of integers that a record changes by at most Δ in 2-norm, under the sum of n clients' discrete
 Gaussian noise of standard deviation σ each, is ρ-concentrated differentially private with
 
     ρ = ½ min( Δ²/(n σ²) + τ d / 2,  (Δ/(√n σ) + τ √d)² ),   τ = 10 Σ_{k=1}^{n−1} exp(−2π² σ² k/(k+1))
 
 (Kairouz, Liu, Steinke, The Distributed Discrete Gaussian Mechanism, ICML 2021, theorem 1): sums of discrete Gaussians
 are nearly one. ρ of several releases add up, and become ε by a closed form (Canonne, Kamath, Steinke 2020, proposition
-12) for any α > 1, as Google's dp-accounting has it. A record, or a client's whole data, is added or removed.
+12) for any α > 1, as Google's dp-accounting has it. A record is added or removed.
 
 **Sampling.** Where each round draws its clients at random, whatever their data, a given client is in a round with
 chance q, and a round that it is not in says nothing about it. Of what a round shows, the cohort included, the Rényi
@@ -38,10 +38,7 @@ SIMULATED = (
     "simulated: one process has all data, and noise from a seed hides nothing; ε is what a deployment would have"
 )
 _DEPLOYED = "each client draws its noise from its operating system's randomness and shows it to nobody"
-_ADDED = {
-    "record": "a record is added or removed: a replaced one is two such changes",
-    "client": "a client's data are added or removed: other data are two such changes; that it took part is no secret",
-}
+_ADDED = "a record is added or removed: a replaced one is two such changes"
 
 
 class Participation(NamedTuple):
@@ -56,14 +53,14 @@ class Participation(NamedTuple):
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(ε, δ)-differential privacy of a `unit` (record or client) against those who see what `against` says."""
+    """(ε, δ)-differential privacy of a record (the `unit`) against those who see what `against` says."""
 
     epsilon: float
     delta: float
-    unit: str
     against: str
     assumptions: tuple[str, ...]
     simulated: bool = False
+    unit: str = "record"
 
     def __str__(self) -> str:
         size = "no finite ε" if math.isinf(self.epsilon) else f"ε = {self.epsilon:.3g}"
@@ -124,14 +121,13 @@ def guarantee(
     against: str,
     secure: bool,
     simulated: bool,
-    unit: str = "record",
     rate: float = 1.0,
 ) -> Guarantee:
-    """(ε, δ) of a record or a client (`unit`), of `releases`, where the noise of `clients` honest clients counts."""
+    """(ε, δ) of a record, of `releases`, where the noise of `clients` honest clients counts."""
     trust = "aggregator and shuffler do not collude" if secure else "the server sees each client's reply: it is trusted"
     honest = f"at least {clients} clients of each round are honest; others may tell their noise"
     sampled = "no credit for sampling: the client may be in every round, and cohorts are no secret"
     if rate < 1:
         sampled = f"the server draws cohorts at random, whatever came before: a client with chance {rate:.3g} at most"
-    assumptions = (SIMULATED if simulated else _DEPLOYED, _ADDED[unit], trust, honest, sampled)
-    return Guarantee(spent(releases, delta, rate), delta, unit, against, assumptions, simulated)
+    assumptions = (SIMULATED if simulated else _DEPLOYED, _ADDED, trust, honest, sampled)
+    return Guarantee(spent(releases, delta, rate), delta, against, assumptions, simulated)

@@ -26,29 +26,12 @@ _LEAST_WIDTH = 8.0  # sums of narrower discrete Gaussians are not nearly one
 def integer_change(
     sizes: Sequence[int], counted: bool = False, grains: int = GRAINS, rounding: float = ROUNDING
 ) -> float:
-    """Δ: the 2-norm by which a record or a client changes arrays of these `sizes`, and with `counted` the count.
+    """Δ: the 2-norm by which a record changes arrays of these `sizes`, and with `counted` the count.
 
     Before rounding it changes each array by a norm of at most 1. Two real vectors that are a distance apart and rounded
     by the same draws are at most √numbers further apart.
     """
     return math.hypot(grains * (1 + rounding) * math.sqrt(len(sizes)) + math.sqrt(sum(sizes)), COUNT if counted else 0)
-
-
-def momentum_sums(momentum: float, steps: int) -> tuple[float, float]:
-    """(Σ_j a_j, √Σ_j a_j²) with a_j = (1 − m^j)/(1 − m), j = 1..steps.
-
-    By v ← m v + g, w ← w + v the weights move by Σ_t a_{steps−t+1} g_t: at most the first number where all g have norm
-    1, and by a norm of about the second where they are independent noise of norm 1.
-    """
-    factors = [(1 - momentum**j) / (1 - momentum) for j in range(1, steps + 1)]
-    return sum(factors), math.hypot(*factors)
-
-
-def clipped(vector: Tensor, clip: float) -> Tensor:
-    """v / clip, scaled down to norm 1 where it is longer, float64 [n]; zeros where the norm is not finite."""
-    v = vector.double() / clip
-    norm = v.norm()
-    return v / norm.clamp_min(1) if bool(norm.isfinite()) else torch.zeros_like(v)
 
 
 def to_integers(values: Sequence[tuple[Tensor, float]], randomness: Randomness, grains: int = GRAINS) -> list[Tensor]:

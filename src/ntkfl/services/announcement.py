@@ -19,18 +19,43 @@ from typing import Annotated
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from ntkfl.crypto.context import bind
-from ntkfl.crypto.credentials import NAME_PATTERN
 from ntkfl.crypto.hpke import SigningKey, verify
-from ntkfl.crypto.row_frames import Announced
-from ntkfl.errors import MessageError, NTKFLError
+from ntkfl.crypto.row_frames import MOST_NUMBERS, WORD_BYTES, Announced, BatchKey
+from ntkfl.crypto.signed import NAME_PATTERN, SIGNATURE_BYTES
+from ntkfl.errors import MessageError, NTKFLError, Refused
 from ntkfl.services.peers import HEX_KEY, Peers
-from ntkfl.services.shuffler.batch import Batch
 
 _LENGTH = struct.Struct("<I")
-_SIGNATURE_BYTES = 64
 MOST_HEAD = 4096  # bytes
 Digest = Annotated[str, StringConstraints(pattern=HEX_KEY)]  # and public keys: 32 bytes as hexadecimal digits
 RunName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the aggregator asks for: of how many clients, and how much of each.
+
+    It names no client. Whoever is enrolled may answer, once; who hears the question is decided where it is sent.
+    """
+
+    key: BatchKey
+    clients: int  # asked; one more is refused, so that their secure sum cannot overflow
+    max_rows: int  # of each client, exactly
+    row_bytes: int  # of every sealed row, exactly
+    min_clients: int  # distinct clients below which nothing is released, ever
+    numbers: int = 0  # of a secure sum, those of each client's masked vector; 0: a batch of rows
+
+    def check(self) -> Batch:
+        """Itself; `Refused` if no batch can be made of it."""
+        if not (1 <= self.max_rows < 1 << 32 and 1 <= self.row_bytes < 1 << 32 and self.clients < 1 << 32):
+            raise Refused("terms", "a batch asks for at least one row of at least one byte")
+        whole = self.max_rows == 1 and self.row_bytes >= WORD_BYTES * self.numbers
+        if self.numbers and not (whole and 1 <= self.numbers <= MOST_NUMBERS):
+            raise Refused("terms", f"a secure sum asks each client for one row, of 1 to {MOST_NUMBERS} numbers")
+        if self.min_clients > self.clients:
+            raise Refused("terms", f"{self.clients} clients can never be {self.min_clients} distinct ones")
+        self.key.check()
+        return self
 
 
 @dataclass(frozen=True)
@@ -44,13 +69,14 @@ class Head:
     message: Digest
 
     def sign(self, signer: SigningKey, federation: str) -> bytes:
+        """The head as it travels."""
         text = _HEAD.dump_json(self)
         return signer.sign(text, _context(federation)) + text
 
     @staticmethod
     def check(signed: bytes, peers: Peers) -> Head:
         """The head, if this federation's aggregator signed it; `TrustError` or `MessageError` otherwise."""
-        signature, text = signed[:_SIGNATURE_BYTES], signed[_SIGNATURE_BYTES:]
+        signature, text = signed[:SIGNATURE_BYTES], signed[SIGNATURE_BYTES:]
         verify(peers.key_of("aggregator"), signature, text, _context(peers.federation))
         try:
             head = _HEAD.validate_json(text, strict=True)
@@ -75,6 +101,7 @@ class Question:
 
     @staticmethod
     def pack(signed: bytes, message: bytes) -> bytes:
+        """The question as it travels through Flower."""
         return _LENGTH.pack(len(signed)) + signed + message
 
     @staticmethod
@@ -91,4 +118,5 @@ class Question:
 
 
 def _context(federation: str) -> bytes:
+    """What a head is signed for."""
     return bind("ntkfl announcement v4", federation)

@@ -10,19 +10,12 @@
 
 ρ of a run is BLAKE2b-256 of `bind("ntkfl rho v1", federation, run)`, keyed with the master: the same for all clients
 of the run, and unrelated to any other run's. Revocation takes nothing back: a client that was given ρ has it.
-
-ρ travels sealed to the client's key for `bind("ntkfl seed v1", federation, run, client)`, and signed over the sealed
-bytes for `bind("ntkfl seed v1", federation, run, client, sealing key)`: a proxy that ends TLS before the key server
-neither reads it nor puts another in its place.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import os
-import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -33,13 +26,11 @@ from starlette.routing import Route
 
 from ntkfl.atomic import check_private, write_private
 from ntkfl.crypto.context import Secret, bind
-from ntkfl.crypto.credentials import NAME_PATTERN, Credential
-from ntkfl.crypto.hpke import KEY_BYTES, SealingKey, SigningKey, seal, verify
-from ntkfl.errors import ConfigError, Refused, TrustError
+from ntkfl.crypto.hpke import KEY_BYTES
+from ntkfl.crypto.signed import Credential, check_name, seal_run_secret
+from ntkfl.errors import ConfigError, Refused
 from ntkfl.services.peers import Peers
 from ntkfl.services.web import SignedRequest, serve, service_app
-
-_RUN_SECRET = "ntkfl seed v1"
 
 
 class KeyServer:
@@ -63,8 +54,7 @@ class KeyServer:
 
     def issue(self, client: str, sealing_key: bytes, signing_key: bytes) -> str:
         """A credential for a client's two public keys. Once a name: two holders would count as one client."""
-        if not re.fullmatch(NAME_PATTERN, client):
-            raise ConfigError(f"a client's name has up to 64 letters, digits, '.', '_' or '-', got {client!r}")
+        check_name(client)
         issued = Credential(self.peers.federation, client, sealing_key.hex(), signing_key.hex()).issue(self._key)
         try:
             with open(self.folder / "issued" / client, "x") as file:
@@ -75,7 +65,8 @@ class KeyServer:
 
     def revoke(self, client: str) -> None:
         """No ρ for this client any more, and the shuffler takes nothing from it."""
-        if not re.fullmatch(NAME_PATTERN, client) or not (self.folder / "issued" / client).exists():
+        check_name(client)
+        if not (self.folder / "issued" / client).exists():
             raise ConfigError(f"no client {client!r}; {self.folder / 'issued'} has a file for each")
         (self.folder / "revoked" / client).touch()
 
@@ -86,46 +77,15 @@ class KeyServer:
         except OSError as error:
             raise Refused("storage", f"the revoked clients cannot be read: {error.strerror}") from None
 
-    def check(self) -> None:
-        """`Refused` while the state cannot be read."""
-        self.revoked()
-
     def run_secret(self, credential: Credential, run: str) -> dict[str, str]:
         """The run's ρ, sealed to the credential's holder, who must have been authenticated."""
-        if not re.fullmatch(NAME_PATTERN, run):
-            raise Refused("malformed", "a run's name has up to 64 letters, digits, '.', '_' or '-'")
+        check_name(run)
         if credential.client in self.revoked():
             raise Refused("revoked", "this client is revoked")
         about = bind("ntkfl rho v1", self.peers.federation, run)
         secret = Secret(hashlib.blake2b(about, key=self._master.reveal(), digest_size=KEY_BYTES).digest())
         public = bytes.fromhex(credential.sealing_key)
         return seal_run_secret(secret, public, self._key, self.peers.federation, run, credential.client)
-
-
-def seal_run_secret(
-    secret: Secret, sealing_public: bytes, key: SigningKey, federation: str, run: str, client: str
-) -> dict[str, str]:
-    """The key server's answer to `POST /v1/runs/{run}/secret`."""
-    sealed = seal(sealing_public, secret.reveal(), bind(_RUN_SECRET, federation, run, client))
-    signature = key.sign(sealed, bind(_RUN_SECRET, federation, run, client, sealing_public))
-    return {"sealed": base64.b64encode(sealed).decode(), "signature": base64.b64encode(signature).decode()}
-
-
-def open_run_secret(
-    answer: object, sealing_key: SealingKey, key_server_public: bytes, federation: str, run: str, client: str
-) -> Secret:
-    """ρ, if the key server signed it for this federation, run and client; `TrustError` otherwise."""
-    try:
-        if not isinstance(answer, Mapping):
-            raise TypeError
-        sealed, signature = (base64.b64decode(answer[name], validate=True) for name in ("sealed", "signature"))
-    except (KeyError, TypeError, ValueError):
-        raise TrustError("the key server's answer holds no ρ that can be read") from None
-    verify(key_server_public, signature, sealed, bind(_RUN_SECRET, federation, run, client, sealing_key.public))
-    secret = sealing_key.open(sealed, bind(_RUN_SECRET, federation, run, client))
-    if len(secret) != KEY_BYTES:
-        raise TrustError(f"the key server's ρ must have {KEY_BYTES} bytes")
-    return Secret(secret)
 
 
 def serve_key_server(folder: Path, host: str | None = None, port: int | None = None) -> None:
@@ -135,15 +95,19 @@ def serve_key_server(folder: Path, host: str | None = None, port: int | None = N
 
 
 def key_server_app(server: KeyServer) -> Starlette:
-    """The two requests of the module's docstring, and `/health` and `/ready`."""
+    """The two requests of the module's docstring, and `/health`."""
 
     async def run_secret(request: Request) -> Response:
+        """ρ for the client that signed the request."""
         signed = SignedRequest(request, server.peers)
+        if signed.credential is None:
+            raise Refused("not-client", "only clients ask for this")
         await signed.body()
-        return JSONResponse(await run_in_threadpool(server.run_secret, signed.client, request.path_params["run"]))
+        return JSONResponse(await run_in_threadpool(server.run_secret, signed.credential, request.path_params["run"]))
 
     async def revoked(_: Request) -> Response:
+        """For anybody: names are no secret to who takes part, and the shuffler has no credential."""
         return JSONResponse(await run_in_threadpool(server.revoked))
 
     routes = [Route("/v1/runs/{run}/secret", run_secret, methods=["POST"]), Route("/v1/revoked", revoked)]
-    return service_app("key-server", routes, server.check)
+    return service_app("key-server", routes, server.revoked)

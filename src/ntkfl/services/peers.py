@@ -13,14 +13,14 @@ import tomli_w
 from pydantic import Field, model_validator
 
 from ntkfl.atomic import write_atomically
-from ntkfl.crypto.credentials import NAME_PATTERN
 from ntkfl.crypto.hpke import SigningKey
+from ntkfl.crypto.signed import NAME_PATTERN
 from ntkfl.errors import ConfigError
 from ntkfl.options import Options
 from ntkfl.safe_parse import read_toml
 
 FILE, SIGNING_KEY = "federation.toml", "signing-key.pem"
-PROTOCOL = 4  # between the roles
+TLS_CERT, TLS_KEY, CA = "tls.pem", "tls-key.pem", "ca.pem"
 HEX_KEY = "^[0-9a-f]{64}$"
 
 
@@ -55,7 +55,6 @@ class RoundTerms(Options):
 class Peers(Options):
     """Addresses and public keys of the roles, and the terms of a round."""
 
-    protocol: int = PROTOCOL
     federation: str = Field(pattern=NAME_PATTERN)
     round: RoundTerms
     key_server: ServicePeer
@@ -65,13 +64,10 @@ class Peers(Options):
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Of a role's folder."""
-        values = read_toml(folder / FILE)
-        if values.get("protocol") != PROTOCOL:
-            found = values.get("protocol", "none")
-            raise ConfigError(f"{folder / FILE} is of protocol version {found}, this is {PROTOCOL}: make it anew")
-        return cls(**values)
+        return cls(**read_toml(folder / FILE))
 
     def write(self, folder: Path) -> None:
+        """Into a role's folder."""
         write_atomically(folder / FILE, tomli_w.dumps(self.model_dump(mode="json")).encode())
 
     def load_key(self, folder: Path, role: str) -> SigningKey:

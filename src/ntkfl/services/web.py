@@ -15,12 +15,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ntkfl.atomic import check_private
-from ntkfl.crypto.certificates import TLS_CERT, TLS_KEY
-from ntkfl.crypto.credentials import Credential
+from ntkfl.crypto.signed import Credential, check_request
 from ntkfl.errors import ConfigError, Refused
 from ntkfl.extras import missing
-from ntkfl.services.peers import Peers
-from ntkfl.services.signing import check_request
+from ntkfl.services.peers import TLS_CERT, TLS_KEY, Peers
 from ntkfl.version import __version__
 
 try:
@@ -36,41 +34,31 @@ except ImportError as error:  # the core works without; this room does not
 logger = logging.getLogger("ntkfl.services")
 CONNECTIONS = 4096  # at once; while there are as many, requests get a 503
 RECEIVE_S = 60.0  # for one body to arrive
-RETRY_AFTER_S = 1  # until a caller that gets a 503 may ask again
 _STATUS = {  # of a refusal; 409 of all others, as what was asked for does not fit what is there
     "unauthenticated": 401,
     **dict.fromkeys(("not-aggregator", "not-client", "revoked"), 403),
     **dict.fromkeys(("unknown-batch", "unknown-run"), 404),
-    "too-slow": 408,
-    "no-length": 411,
     "too-large": 413,
     **dict.fromkeys(("busy", "storage"), 503),
 }
 
 
-def service_app(name: str, routes: Sequence[Route], ready: Callable[[], None]) -> Starlette:
-    """An application with `GET /health` (the process answers) and `GET /ready` (its state can be used: `ready`
-    returns, or raises `Refused`). Errors are `{"error": reason, "message": line}`; a handler raises `Refused`.
+def service_app(name: str, routes: Sequence[Route], ready: Callable[[], object]) -> Starlette:
+    """An application with `GET /health`: its state can be used, as `ready` returns, or raises `Refused`. Errors are
+    `{"error": reason, "message": line}`; a handler raises `Refused`.
     """
-    status = {"status": "ok", "service": name, "version": __version__}
 
     async def health(_: Request) -> Response:
-        return JSONResponse(status)
-
-    async def is_ready(_: Request) -> Response:
         await run_in_threadpool(ready)
-        return JSONResponse(status)
+        return JSONResponse({"status": "ok", "service": name, "version": __version__})
 
     async def refused(_: Request, error: Exception) -> Response:
-        """With 503 it says when to retry. As a body may not have been read, the connection ends."""
+        """As a body may not have been read, the connection ends."""
         assert isinstance(error, Refused)
-        code = _STATUS.get(error.reason, 409)
-        headers = {"connection": "close"} | ({"retry-after": str(RETRY_AFTER_S)} if code == 503 else {})
-        return JSONResponse({"error": error.reason, "message": " ".join(str(error).split())}, code, headers)
+        answer = {"error": error.reason, "message": " ".join(str(error).split())}
+        return JSONResponse(answer, _STATUS.get(error.reason, 409), {"connection": "close"})
 
-    return Starlette(
-        routes=[Route("/health", health), Route("/ready", is_ready), *routes], exception_handlers={Refused: refused}
-    )
+    return Starlette(routes=[Route("/health", health), *routes], exception_handlers={Refused: refused})
 
 
 class SignedRequest:
@@ -80,34 +68,25 @@ class SignedRequest:
         """`Refused` before a byte of the body is read."""
         scope = request.scope  # the path and query as they were asked for: those are what is signed
         path = b"?".join(filter(None, (scope["raw_path"], scope["query_string"]))).decode("latin-1")
-        self._request = request
+        self._request, header = request, request.headers.get("authorization", "")
+        trusted = peers.key_of("key_server"), peers.key_of("aggregator"), peers.federation
         self.credential: Credential | None
-        self.credential, self._digest = check_request(
-            request.headers.get("authorization", ""), peers, request.method, path
-        )
-
-    @property
-    def client(self) -> Credential:
-        if self.credential is None:
-            raise Refused("not-client", "only clients ask for this")
-        return self.credential
+        self.credential, self._digest = check_request(header, *trusted, request.method, path)
 
     async def body(self, most: int = 0) -> bytes:
         """The whole body, if it is the one that was signed, has at most `most` bytes, and is here in time."""
-        headers = self._request.headers
-        declared = headers.get("content-length", "0")
-        if "transfer-encoding" in headers or not (declared.isascii() and declared.isdecimal() and len(declared) < 19):
-            raise Refused("no-length", "a request declares the length of its body")
-        if int(declared) > most:
-            raise Refused("too-large", f"the body of such a request may have at most {most} bytes")
+        body = bytearray()
         try:
             async with asyncio.timeout(RECEIVE_S):
-                body = await self._request.body()  # the server checks that no more comes than was declared
+                async for piece in self._request.stream():
+                    body += piece
+                    if len(body) > most:
+                        raise Refused("too-large", f"the body of such a request may have at most {most} bytes")
         except (TimeoutError, ClientDisconnect):
             raise Refused("too-slow", f"a body must arrive within {RECEIVE_S:g} seconds") from None
         if (await run_in_threadpool(hashlib.sha256, body)).digest() != self._digest:
-            raise Refused("unauthenticated", "the request cannot be believed: its body is not the one that was signed")
-        return body
+            raise Refused("unauthenticated", "the body is not the one that was signed")
+        return bytes(body)
 
 
 def serve(name: str, app: Starlette, folder: Path, url: str, host: str | None, port: int | None) -> None:
@@ -133,18 +112,14 @@ def serve(name: str, app: Starlette, folder: Path, url: str, host: str | None, p
         limit_concurrency=CONNECTIONS,
         timeout_graceful_shutdown=3,  # also for connections that nobody uses
     )
-    family = socket.AF_INET6 if ":" in at[0] else socket.AF_INET
     try:
         config.load()
-        with socket.create_server(at, family=family, backlog=config.backlog) as listening:
-            bound = listening.getsockname()
-            print(
-                f"listening https://{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]} service={name}",
-                flush=True,
-            )
+        with socket.create_server(at, backlog=config.backlog) as listening:
+            address, bound = listening.getsockname()
+            print(f"listening https://{address}:{bound} service={name}", flush=True)
             uvicorn.Server(config).run(sockets=[listening])
     except (OSError, OverflowError) as error:
-        raise Refused("busy", f"cannot serve on {at[0]}:{at[1]}: {getattr(error, 'strerror', None) or error}") from None
+        raise Refused("busy", f"cannot serve on {at[0]}:{at[1]}: {error}") from None
 
 
 def configure_logging() -> None:

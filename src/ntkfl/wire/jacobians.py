@@ -40,9 +40,7 @@ def pack_jacobian(J: Jacobian) -> dict[str, Tensor]:
 
 def unpack_jacobian(message: NamedArrays, outputs: int, columns: int, like: Tensor) -> BlockJacobian:
     """The Jacobian in an upload, every shape and column span checked against the network's (d2, d)."""
-    shape = message.take("jacobian", (2,)).tolist()
-    if shape != [outputs, columns]:
-        raise MessageError(f"a Jacobian of another network: {shape} outputs and weights, not {[outputs, columns]}")
+    check_network(message, outputs, columns)
     blocks: list[Block] = []
     claimed: list[slice] = []
     rows: int | None = None
@@ -63,9 +61,17 @@ def unpack_jacobian(message: NamedArrays, outputs: int, columns: int, like: Tens
     return BlockJacobian(blocks, outputs, columns)
 
 
+def check_network(message: NamedArrays, outputs: int, columns: int) -> None:
+    """`MessageError` unless the message says that its Jacobian is of a network with this d2 and d."""
+    shape = message.take("jacobian", (2,)).tolist()
+    if shape != [outputs, columns]:
+        raise MessageError(f"a Jacobian of another network: {shape} outputs and weights, not {[outputs, columns]}")
+
+
 def _dense(
     message: NamedArrays, name: str, rows: int | None, outputs: int, spans: list[slice | None], like: Tensor
 ) -> DenseBlock:
+    """A block of derivatives [rows, d2, columns] as they are."""
     columns = tuple(s for s in spans if s is not None)
     if not columns or len(columns) < len(spans):
         raise MessageError("a dense block does not say which weights it is for")
@@ -76,10 +82,13 @@ def _dense(
 def _factored(
     message: NamedArrays, i: int, rows: int | None, outputs: int, spans: list[slice | None], like: Tensor
 ) -> FactoredBlock:
-    number = 0
-    settings: tuple[int, ...] = ()
+    """A layer's inputs and sensitivities. Whether they fit its weights, the kind of layer says (`BLOCKS`)."""
+    number, settings = 0, tuple[int, ...]()
     if f"{i}.layer" in message.arrays:
-        number, settings = _unpack_layer(message.take(f"{i}.layer", (None,)))
+        layer = message.take(f"{i}.layer", (None,))
+        if layer.dtype != torch.int64 or not len(layer) or not 0 <= int(layer[0]) < len(BLOCKS):
+            raise MessageError("a layer of unknown kind")
+        number, settings = int(layer[0]), tuple(layer[1:].tolist())
     g = message.take(f"{i}.g", (rows, outputs, None), like)
     a = message.take(f"{i}.a")
     if rows is not None and (a.ndim == 0 or len(a) != rows):
@@ -98,18 +107,13 @@ def _width(span: slice) -> int:
     return int(span.stop - span.start)
 
 
-def _unpack_layer(layer: Tensor) -> tuple[int, tuple[int, ...]]:
-    if layer.dtype != torch.int64 or not len(layer) or not 0 <= int(layer[0]) < len(BLOCKS):
-        raise MessageError("a layer of unknown kind")
-    number, *settings = layer.tolist()
-    return number, tuple(settings)
-
-
 def _spans(columns: tuple[slice | None, ...]) -> Tensor:
+    """First and last-plus-one column of each piece; (−1, −1) for a bias that is not there."""
     return torch.tensor([(-1, -1) if s is None else (s.start, s.stop) for s in columns], dtype=torch.int64)
 
 
 def _unpack_spans(spans: Tensor, columns: int) -> list[slice | None]:
+    """The inverse of `_spans`, within the network's columns."""
     if spans.dtype != torch.int64:
         raise MessageError(f"column spans are int64, not {spans.dtype}")
     out: list[slice | None] = []

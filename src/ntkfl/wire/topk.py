@@ -36,6 +36,7 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, MessageError, NotFinite, NumericalError, unknown
 from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
 from ntkfl.tangent.sparse import SparseBlock
+from ntkfl.wire.jacobians import check_network
 from ntkfl.wire.message import NamedArrays
 
 # How values travel: their type on the wire, and how many scales a row has.
@@ -46,20 +47,19 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 _TOP = 127  # the largest magnitude code
-_BUDGET = 2**22  # bits spelled out as bytes at a time: they stay in a cache
 
 
 def topk_bytes(n: int, k: int, values_as: str = "8bit") -> int:
     """Bytes of a row: positions, values and scales."""
     kind, scales = _kind(values_as)
-    return _position_bytes(n, k) + k * kind.itemsize + 4 * scales
+    return -(-_bits(n, k)[1] // 8) + k * kind.itemsize + 4 * scales
 
 
 def encode_topk(values: Tensor, positions: Tensor, size: int, values_as: str = "8bit") -> dict[str, Tensor]:
     """values [N, k] at positions [N, k] < size, increasing along rows -> positions uint8 [N, bytes], values [N, k],
-    and for 8bit scale [N, 2]. All on the CPU."""
+    and for 8bit scale [N, 2]. All on the CPU; N is at least 1."""
     kind, _ = _kind(values_as)
-    if values.ndim != 2 or values.shape != positions.shape or not 0 < values.shape[1] <= size:
+    if values.ndim != 2 or values.shape != positions.shape or not len(values) or not 0 < values.shape[1] <= size:
         raise MessageError(
             f"values {list(values.shape)} and positions {list(positions.shape)} are no rows of at most {size} values"
         )
@@ -69,12 +69,11 @@ def encode_topk(values: Tensor, positions: Tensor, size: int, values_as: str = "
         numbers: Floats = values.detach().cpu().numpy().astype(np.float32)
     if not np.isfinite(numbers).all():
         raise NumericalError("a row to send has values that are not finite in float32: the training diverged")
-    arrays = {"positions": torch.from_numpy(_spell(where, size))}
+    arrays = {"positions": torch.from_numpy(np.stack([_spell(row, size) for row in where]))}
     if kind == torch.float32:
         return arrays | {"values": torch.from_numpy(numbers)}
-    parts = [_to_codes(numbers[rows]) for rows in _pieces(numbers.shape)]
-    coded, scale = (np.concatenate(same) for same in zip(*parts, strict=True))
-    return arrays | {"values": torch.from_numpy(coded), "scale": torch.from_numpy(scale)}
+    codes, scales = zip(*map(_to_codes, numbers), strict=True)
+    return arrays | {"values": torch.from_numpy(np.stack(codes)), "scale": torch.from_numpy(np.stack(scales))}
 
 
 def decode_topk(
@@ -82,7 +81,7 @@ def decode_topk(
 ) -> tuple[Tensor, Tensor]:
     """(values [N, k] in `dtype`, positions [N, k] int64) of what `encode_topk` made; `MessageError` for all else."""
     kind, scales = _kind(values_as)
-    expected = {"positions": (torch.uint8, _position_bytes(size, k)), "values": (kind, k)}
+    expected = {"positions": (torch.uint8, -(-_bits(size, k)[1] // 8)), "values": (kind, k)}
     if scales:
         expected["scale"] = (torch.float32, scales)
     if set(arrays) != set(expected):
@@ -90,17 +89,17 @@ def decode_topk(
     rows = len(arrays["values"]) if arrays["values"].ndim else 0
     for name, (wanted, width) in expected.items():
         array = arrays[name]
-        if array.dtype != wanted or array.shape != (rows, width):
+        if not rows or array.dtype != wanted or array.shape != (rows, width):
             raise MessageError(
                 f"{name!r} of top-k rows must be {wanted} [{rows}, {width}], not {array.dtype} {list(array.shape)}"
             )
         if array.is_floating_point() and not bool(array.isfinite().all()):
             raise NotFinite(f"{name!r} of top-k rows has values that are not finite")
-    where = _read(arrays["positions"].cpu().numpy(), size, k)
-    if kind == torch.float32:
-        return arrays["values"].to(device="cpu", dtype=dtype), torch.from_numpy(where)
-    coded, scale = arrays["values"].cpu().numpy(), arrays["scale"].cpu().numpy()
-    numbers = np.concatenate([_from_codes(coded[rows], scale[rows]) for rows in _pieces(coded.shape)])
+    where = np.stack([_read(row, size, k) for row in arrays["positions"].cpu().numpy()])
+    _check_positions(where, size)
+    numbers = arrays["values"].cpu().numpy()
+    if scales:
+        numbers = np.stack([_from_codes(*row) for row in zip(numbers, arrays["scale"].cpu().numpy(), strict=True)])
     return torch.from_numpy(numbers).to(dtype), torch.from_numpy(where)
 
 
@@ -118,13 +117,9 @@ def unpack_topk(
     message: NamedArrays, outputs: int, columns: int, k: int, values_as: str, like: Tensor
 ) -> BlockJacobian:
     """The sparsified Jacobian in an upload, checked against the network's (d2, d) and the run's k."""
-    shape = message.take("jacobian", (2,)).tolist()
-    if shape != [outputs, columns]:
-        raise MessageError(f"a Jacobian of another network: {shape} outputs and weights, not {[outputs, columns]}")
+    check_network(message, outputs, columns)
     arrays = {name.removeprefix("topk."): a for name, a in message.arrays.items() if name.startswith("topk.")}
     values, positions = decode_topk(arrays, outputs * columns, k, values_as, like.dtype)
-    if not len(values):
-        raise MessageError("an upload without a Jacobian")
     block = SparseBlock(values.to(like.device), positions.to(like.device), outputs, columns)
     return BlockJacobian([block], outputs, columns)
 
@@ -135,7 +130,7 @@ def _kind(values_as: str) -> tuple[torch.dtype, int]:
     return VALUES[values_as]
 
 
-# Positions.
+# Positions, row by row.
 
 
 def _bits(n: int, k: int) -> tuple[int, int]:
@@ -146,89 +141,64 @@ def _bits(n: int, k: int) -> tuple[int, int]:
     return low, k * low + k + ((n - 1) >> low)
 
 
-def _position_bytes(n: int, k: int) -> int:
-    return -(-_bits(n, k)[1] // 8)
-
-
 def _spell(positions: Ints, n: int) -> Bytes:
-    rows, k = positions.shape
+    """The bytes of positions [k]."""
+    k = len(positions)
     low, bits = _bits(n, k)
-    out = np.empty((rows, _position_bytes(n, k)), dtype=np.uint8)
-    step = max(1, _BUDGET // bits)
-    for at in range(0, rows, step):
-        part = positions[at : at + step]
-        stream = np.zeros((len(part), bits), dtype=np.uint8)
-        for j in range(low):
-            stream[:, j : k * low : low] = part >> j & 1
-        np.put_along_axis(stream[:, k * low :], (part >> low) + np.arange(k), 1, axis=1)
-        out[at : at + step] = np.packbits(stream, axis=1, bitorder="little")
-    return out
+    stream = np.zeros(bits, dtype=np.uint8)
+    stream[: k * low] = (positions[:, None] >> np.arange(low) & 1).reshape(-1)
+    stream[k * low + (positions >> low) + np.arange(k)] = 1
+    return np.packbits(stream, bitorder="little")
 
 
 def _read(data: Bytes, n: int, k: int) -> Ints:
+    """The inverse of `_spell`; whether positions increase and are below n is left to check."""
     low, bits = _bits(n, k)
-    out = np.empty((len(data), k), dtype=np.int64)
-    step = max(1, _BUDGET // bits)
-    for at in range(0, len(data), step):
-        stream = np.unpackbits(data[at : at + step], axis=1, bitorder="little")
-        if stream[:, bits:].any():
-            raise MessageError("top-k positions have bits too many")
-        high = np.ascontiguousarray(stream[:, k * low : bits])
-        if (np.count_nonzero(high, axis=1) != k).any():
-            raise MessageError(f"a row of top-k positions does not name {k} of them")
-        # Of a flat index, what exceeds the row's start is the bit; the i-th one is ⌊p_i/2^l⌋ + i.
-        found = np.flatnonzero(high).reshape(-1, k) - np.arange(len(high))[:, None] * high.shape[1]
-        part = out[at : at + step]
-        np.left_shift(found - np.arange(k), low, out=part)
-        for j in range(low):
-            part |= stream[:, j : k * low : low].astype(np.int64) << j
-    _check_positions(out, n)
-    return out
+    stream = np.unpackbits(data, bitorder="little")
+    if stream[bits:].any():
+        raise MessageError("top-k positions have bits too many")
+    found = np.flatnonzero(stream[k * low : bits])  # the i-th one is ⌊p_i/2^l⌋ + i
+    if len(found) != k:
+        raise MessageError(f"a row of top-k positions does not name {k} of them")
+    below = stream[: k * low].reshape(k, low).astype(np.int64) << np.arange(low)
+    positions: Ints = (found - np.arange(k) << low) + below.sum(1)
+    return positions
 
 
 def _check_positions(positions: Ints, n: int) -> None:
-    if not positions.size:
-        return
     increasing = (positions[:, 1:] > positions[:, :-1]).all()
     if not increasing or positions[:, 0].min() < 0 or positions[:, -1].max() >= n:
         raise MessageError(f"top-k positions must increase strictly from 0 to below {n}")
 
 
-# Values.
-
-
-def _pieces(shape: tuple[int, ...]) -> list[slice]:
-    """Some rows at a time, at least once."""
-    rows, k = shape
-    step = max(1, _BUDGET // 16 // k)
-    return [slice(at, at + step) for at in range(0, max(1, rows), step)]
+# Values, row by row.
 
 
 def _to_codes(values: Floats) -> tuple[Bytes, Floats]:
+    """Codes [k] and scales [2] of values [k]."""
     magnitudes = np.abs(values)
-    hi = magnitudes.max(axis=1, keepdims=True)
-    lo = np.where(magnitudes > 0, magnitudes, np.float32(np.inf)).min(axis=1, keepdims=True)
-    lo = np.where(hi > 0, lo, np.float32(0))
     some = magnitudes > 0
+    if not some.any():
+        return np.zeros(len(values), dtype=np.uint8), np.zeros(2, dtype=np.float32)
+    scale = np.array([magnitudes[some].min(), magnitudes.max()])
     logs = np.log(np.where(some, magnitudes, np.float32(1)).astype(np.float64))
-    bottom, top = (np.log(np.where(hi > 0, end, 1).astype(np.float64)) for end in (lo, hi))
-    codes = 1 + np.rint((logs - bottom) * ((_TOP - 1) / np.where(top > bottom, top - bottom, 1)))
+    bottom, top = np.log(scale.astype(np.float64))
+    codes = 1 + np.rint((logs - bottom) * ((_TOP - 1) / (top - bottom if top > bottom else 1)))
     codes = np.where(some, codes, 0) + np.where(values < 0, _TOP + 1, 0)
-    return codes.astype(np.uint8), np.concatenate([lo, hi], axis=1)
+    return codes.astype(np.uint8), scale
 
 
 def _from_codes(codes: Bytes, scale: Floats) -> Floats:
-    lo, hi = scale[:, :1].astype(np.float64), scale[:, 1:].astype(np.float64)
-    if ((lo < 0) | (lo > hi) | ((lo == 0) & (hi > 0))).any():
+    """The inverse of `_to_codes`, but for rounding."""
+    lo, hi = scale.astype(np.float64)
+    if lo < 0 or lo > hi or (lo == 0 and hi > 0):
         raise MessageError("the scales of top-k values are no least and largest magnitude")
     # The largest code that a row may use: none but zero without magnitudes, one where all are equal.
-    most = np.where(hi == 0, 0, np.where(lo == hi, 1, _TOP))
-    if (codes == 128).any() or ((codes & _TOP) > most).any():
+    most = 0 if hi == 0 else 1 if lo == hi else _TOP
+    if (codes == _TOP + 1).any() or ((codes & _TOP) > most).any():
         raise MessageError("a top-k value has a code that means nothing")
-    # Every row's own table of all codes: 127 powers instead of k. Both ends round to lo and hi exactly.
-    share = np.arange(_TOP) / (_TOP - 1)
-    safe = np.where(hi > 0, lo, 1)
-    magnitudes = (safe * (np.where(hi > 0, hi, 1) / safe) ** share).astype(np.float32)
-    zero = np.zeros_like(scale[:, :1])
-    table = np.concatenate([zero, magnitudes, zero, -magnitudes], axis=1)
-    return np.take_along_axis(table, codes.astype(np.intp), axis=1)
+    # A table of all codes: 127 powers instead of k. Both ends round to lo and hi exactly.
+    ratio = hi / lo if hi > 0 else 1.0
+    magnitudes = (lo * ratio ** (np.arange(_TOP) / (_TOP - 1))).astype(np.float32)
+    table = np.concatenate([[np.float32(0)], magnitudes, [np.float32(0)], -magnitudes])
+    return table[codes]

@@ -7,13 +7,12 @@ from torch import Tensor
 
 from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import NTKFL, ClientRound, Task
-from ntkfl.methods.rows.candidates import CandidateLosses
+from ntkfl.methods.ntk_fl import CandidateLosses, candidates_question, unpack_candidates
 from ntkfl.models import mlp
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent import PAPER_STEPS, Evolution, concatenate, evolve, jacobian
 from ntkfl.tangent.losses import targets
 from ntkfl.wire import Message
-from ntkfl.wire.span import pack_span, unpack_span
 from ntkfl_experiments.bench.dense import DenseWay, explicit_steps
 from ntkfl_experiments.bench.timing import BenchRow, Setting, fashion, race, relative, synthetic
 
@@ -70,8 +69,8 @@ class _Case:
 
     def score(self) -> object:
         """The candidates' losses: what a dense round pays as well."""
-        question = Message("candidates", 1, pack_span(self.task.like.expand(len(self.steps), -1)))
-        candidates = unpack_span(question, self.task.like)
+        question = candidates_question(1, self.task.like.expand(len(self.steps), -1))
+        candidates = unpack_candidates(question, self.task.like)
         return [CandidateLosses.of(self.task, candidates, client) for client in self.clients]
 
     def descend(self, steps: tuple[int, ...], kernel: str = "full", rows: int | None = None) -> Evolution:

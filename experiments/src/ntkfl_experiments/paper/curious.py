@@ -15,7 +15,7 @@ from ntkfl.audit.finding import guesses, ssim
 from ntkfl.audit.membership import advantage
 from ntkfl.audit.rows import inputs, rows_of
 from ntkfl.federation.config import DataConfig, RunConfig
-from ntkfl.methods.rows.upload import TangentRows
+from ntkfl.methods.ntk_fl import TangentRows
 from ntkfl.methods.task import Task
 from ntkfl.models import mlp
 from ntkfl.privacy.settings import Privacy

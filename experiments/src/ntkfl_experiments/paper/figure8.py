@@ -25,7 +25,7 @@ from ntkfl.audit.analytic import gaussian_prior, invert
 from ntkfl.audit.finding import guesses, ssim
 from ntkfl.data import load
 from ntkfl.federation.config import ModelConfig, build_network
-from ntkfl.methods.rows.upload import TangentRows
+from ntkfl.methods.ntk_fl import TangentRows
 from ntkfl.methods.task import Task
 from ntkfl.privacy.settings import Privacy
 from ntkfl.wire import Message

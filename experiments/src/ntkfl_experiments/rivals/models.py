@@ -124,7 +124,10 @@ def _last_layer(network: nn.Module, outputs: int, names: set[str]) -> str:
 
 
 def lenet(inputs: Sequence[int], outputs: int) -> nn.Sequential:
-    """LeNet-5 with rectified units, as studies of federated CIFAR-10 have it: 62 thousand weights, PyTorch's start."""
+    """LeNet-5 with rectified units, as studies of federated CIFAR-10 have it: 62 thousand weights.
+
+    Weights start as PyTorch draws them.
+    """
     c, height, width = inputs
     flat = 16 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
     return nn.Sequential(

@@ -15,9 +15,17 @@ from torch import Tensor
 from ntkfl.errors import MessageError
 from ntkfl.methods.averaging.local_training import train_locally
 from ntkfl.methods.base import Method, Outcome, Round
-from ntkfl.methods.batchnorm import STATISTICS, flat_statistics, load_statistics
 from ntkfl.methods.replies import Reply, Rows
-from ntkfl.methods.task import ClientRound, State, Task, check_finite, labels_of
+from ntkfl.methods.task import (
+    STATISTICS,
+    ClientRound,
+    State,
+    Task,
+    check_finite,
+    flat_statistics,
+    labels_of,
+    load_statistics,
+)
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire.message import Message, pack_labels
 

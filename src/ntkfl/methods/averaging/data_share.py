@@ -18,7 +18,7 @@ from torch import Tensor
 from ntkfl.errors import MessageError
 from ntkfl.methods.averaging.fedavg import FedAvg
 from ntkfl.methods.averaging.local_training import train_locally
-from ntkfl.methods.base import Outgoing, Round
+from ntkfl.methods.base import Round
 from ntkfl.methods.replies import Update
 from ntkfl.methods.task import ClientRound, State, Task, check_finite, labels_of
 from ntkfl.privacy.randomness import Randomness
@@ -53,52 +53,32 @@ class DataShare(FedAvg):
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         """FedAvg's round; clients that have not been given G get it with the weights."""
-        holders = set(state["holders"].tolist())
-        replies = yield self._questions(task, state, round, cohort, holders)
+        plain, holders = self.question(state, round), set(state["holders"].tolist())
+        whole, shared = plain, _shared(task)
+        if shared:
+            x, y = shared
+            whole = self.question(state, round, shared_x=x, shared_labels=pack_labels(y, task.outputs))
+        replies = yield {client: plain if client in holders else whole for client in cohort}
         p = self.shares(task, replies)
         new = self.combined(task, replies, p, "weights", state["weights"])
-        told = torch.tensor(sorted(holders.union(cohort if _shared(task) else ())), dtype=torch.int64)
+        told = torch.tensor(sorted(holders.union(cohort if shared else ())), dtype=torch.int64)
         return self.outcome(replies, p, state | {"weights": new, "holders": told})
-
-    def _questions(self, task: Task, state: State, round: int, cohort: Sequence[int], holders: set[int]) -> Outgoing:
-        """The weights for all, and with them the shared samples for clients that have not been given them."""
-        plain = self.question(state, round)
-        shared = _shared(task)
-        if shared is None or holders.issuperset(cohort):
-            return plain
-        x, y = shared
-        whole = self.question(state, round, shared_x=x, shared_labels=pack_labels(y, task.outputs))
-        return {client: plain if client in holders else whole for client in cohort}
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> Update:
         """w_m trained on the client's samples and G, which comes with the question the first time and is kept."""
-        given = None
         if "shared_x" in question.arrays:
-            given = question.take("shared_x", like=task.like), labels_of(question.take("shared_labels"), task.like)
-        x, y = self._kept(task, client) if given is None else given
-        if x.shape[:1] != y.shape[:1] or x.shape[1:] != client.x.shape[1:] or y.shape[1:] != client.y.shape[1:]:
-            raise MessageError(f"the shared samples are not of the kind that client {client.id} has")
-        enlarged = replace(client, x=torch.cat([client.x, x]), y=torch.cat([client.y, y]))
-        reply = super().answer(task, question, enlarged)
-        if given is not None:
-            self._keep(task, client, given)
-        return reply
-
-    def _keep(self, task: Task, client: ClientRound, given: tuple[Tensor, Tensor]) -> None:
-        """Where server and clients live in one process, a mark will do in place of a copy for every client."""
-        if task.shared is not None and all(torch.equal(a, b.to(a)) for a, b in zip(given, task.shared, strict=True)):
-            client.memory["shared"] = torch.tensor(True)
+            x, y = question.take("shared_x", like=task.like), labels_of(question.take("shared_labels"), task.like)
+            if x.shape[:1] != y.shape[:1] or x.shape[1:] != client.x.shape[1:] or y.shape[1:] != client.y.shape[1:]:
+                raise MessageError(f"the shared samples are not of the kind that client {client.id} has")
+            # Where server and clients live in one process, a mark will do in place of a copy for every client.
+            here = task.shared is not None
+            client.memory |= {"shared": torch.tensor(True)} if here else {"shared_x": x.clone(), "shared_y": y.clone()}
+        elif "shared" in client.memory and task.shared is not None:
+            x, y = task.shared
         else:
-            client.memory["shared_x"], client.memory["shared_y"] = (part.clone() for part in given)
-
-    def _kept(self, task: Task, client: ClientRound) -> tuple[Tensor, Tensor]:
-        """What the client was given in an earlier round; nothing, if it was not."""
-        if "shared" in client.memory:
-            assert task.shared is not None
-            return task.shared
-        if "shared_x" in client.memory:
-            return client.memory["shared_x"].to(client.x), client.memory["shared_y"].to(client.y)
-        return client.x[:0], client.y[:0]
+            x, y = client.memory.get("shared_x", client.x[:0]), client.memory.get("shared_y", client.y[:0])
+        together = torch.cat([client.x, x.to(client.x)]), torch.cat([client.y, y.to(client.y)])
+        return super().answer(task, question, replace(client, x=together[0], y=together[1]))
 
 
 def _shared(task: Task) -> tuple[Tensor, Tensor] | None:

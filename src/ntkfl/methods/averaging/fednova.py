@@ -14,7 +14,7 @@ import torch
 
 from ntkfl.methods.averaging.local_training import FAIR, LocalTraining
 from ntkfl.methods.base import Round
-from ntkfl.methods.replies import LOSS, STEPS, Update
+from ntkfl.methods.replies import STEPS, Update
 from ntkfl.methods.robust import fair_counts
 from ntkfl.methods.task import ClientRound, State, Task
 from ntkfl.wire.message import Message
@@ -24,7 +24,7 @@ class Direction(Update):
     """d_m [d] as `direction`, and τ_m as `steps`."""
 
     vectors = ("direction",)
-    numbers = (STEPS, LOSS)
+    counts = (STEPS,)
 
 
 class FedNova(LocalTraining):

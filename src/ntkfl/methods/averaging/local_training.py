@@ -11,10 +11,9 @@ from torch import Tensor
 
 from ntkfl.errors import ModelError
 from ntkfl.methods.base import Method, Outcome
-from ntkfl.methods.batchnorm import STATISTICS, flat_statistics, load_statistics
 from ntkfl.methods.replies import Update
 from ntkfl.methods.robust import fair_counts
-from ntkfl.methods.task import ClientRound, State, Task, check_finite
+from ntkfl.methods.task import STATISTICS, ClientRound, State, Task, check_finite, flat_statistics, load_statistics
 from ntkfl.tangent.losses import per_sample
 from ntkfl.tangent.parameters import flatten, trainable
 from ntkfl.wire.message import Message

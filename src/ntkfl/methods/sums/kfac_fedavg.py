@@ -30,10 +30,9 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, ModelError, TooFew
 from ntkfl.methods.averaging.local_training import train_locally
 from ntkfl.methods.base import Method, Outcome, Round
-from ntkfl.methods.batchnorm import flat_statistics
 from ntkfl.methods.replies import LARGEST_LOSS, LOSS, SAMPLES, WEIGHTS, Reply
 from ntkfl.methods.sums.curvature_reply import CHANGE, FactorSums
-from ntkfl.methods.task import ClientRound, State, Task, check_finite
+from ntkfl.methods.task import ClientRound, State, Task, check_finite, flat_statistics
 from ntkfl.tangent import Sums, curvature_sums
 from ntkfl.tangent.curvature import LARGEST
 from ntkfl.tangent.metric import Metric

@@ -5,7 +5,7 @@ record changes each of the clients' sums
 
     G = Σ a aᵀ / clip²,   C = Σ a tᵀ / clip
 
-by at most 1. They leave as integers with noise (`noisy_sums.py`), each under its share of the budget. Noise of standard
+by at most 1. They leave as integers with noise (`noisy_sums.py`) of one width. Noise of standard
 deviation σ on G is a random symmetric matrix whose eigenvalues fill [−2s, 2s], s = σ √(p/2): far more than most of G's
 own. So the eigenvectors u of noisy G are kept, and its eigenvalues e are replaced by what uᵀ G u is on average (Bun,
 Bouchaud, Potters, Cleaning large correlation matrices, 2017), which the noisy eigenvalues alone tell:
@@ -27,12 +27,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.errors import ConfigError
 from ntkfl.methods.base import Outcome, Round
 from ntkfl.methods.replies import WEIGHTS, Reply
 from ntkfl.methods.sums.last_layer import head_inputs, last_layer
-from ntkfl.methods.sums.noisy_sums import LARGEST, NoisyIntegers, NoisySums
-from ntkfl.methods.sums.whitening import scaled_triangle, unscaled
+from ntkfl.methods.sums.noisy_sums import LARGEST, NoisyIntegers, NoisySums, scaled_triangle, unscaled
 from ntkfl.methods.task import ClientRound, State, Task, check_finite
 from ntkfl.privacy.settings import Privacy
 from ntkfl.wire.message import Message
@@ -46,6 +44,7 @@ class RidgeIntegers(NoisyIntegers):
 
     @classmethod
     def numbers(cls, task: Task) -> dict[str, int]:
+        """p (p + 1) / 2 and p · d2."""
         p = _size(task)
         return {_GRAM: p * (p + 1) // 2, _CROSS: p * task.outputs}
 
@@ -57,24 +56,13 @@ class PrivateRidge(NoisySums):
     paper: ClassVar[str] = "after He et al. 2025, with distributed noise (Kairouz et al. 2021)"
     replies: ClassVar[Mapping[str, type[Reply]]] = {"weights": RidgeIntegers}
     _privacy: ClassVar[Privacy] = Privacy(epsilon=3.0, budget_rounds=1)
-    contribution: ClassVar[str] = ""  # all numbers grow with samples alone
-    first: ClassVar[str] = _GRAM
     grains: ClassVar[int] = 2**16  # rounding must not count beside the millions of numbers of G
     rounding: ClassVar[float] = 1e-6  # norms are computed in float64
 
     clip: float | None = Field(
         None, gt=0, description="bound on the 2-norm of a sample's features with the bias's 1; none: √(features + 1)"
     )
-    gram_share: float = Field(0.5, gt=0, lt=1, description="part of the budget for G; the rest is for C")
     penalty: float = Field(0.3, ge=0, description="λ, in units of the largest eigenvalue of G's noise")
-
-    @property
-    def first_share(self) -> float:
-        return self.gram_share
-
-    def check_privacy(self, privacy: Privacy) -> None:
-        if privacy.epsilon is not None and privacy.budget_rounds > 1:  # G's share of the budget is spent at once
-            raise ConfigError(f"{self.name} spends ε in one round: budget_rounds = 1, not {privacy.budget_rounds}")
 
     def limit(self, privacy: Privacy, name: str) -> float:
         """One sample's number is at most 1, √2 beside the diagonal of G."""
@@ -120,6 +108,7 @@ class PrivateRidge(NoisySums):
         return self.integers(task, question, client, {_GRAM: scaled_triangle(gram), _CROSS: cross.reshape(-1)})
 
     def _clip(self, p: int) -> float:
+        """The bound on a sample's norm: that of p numbers of mean square 1, where nobody gave one."""
         return math.sqrt(p) if self.clip is None else self.clip
 
 

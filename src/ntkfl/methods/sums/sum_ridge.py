@@ -16,27 +16,71 @@ whatever is before it, such as a pretrained backbone, stays as it is.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, Self
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from ntkfl.errors import ConfigError, MessageError, TooFew
+from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods.base import Method, Outcome, Round
-from ntkfl.methods.replies import WEIGHTS, Reply
+from ntkfl.methods.replies import SAMPLES, WEIGHTS, Reply, Sums
 from ntkfl.methods.sums.last_layer import head_inputs, last_layer
-from ntkfl.methods.sums.ridge_reply import FRESH, NAMES, TAG, RidgeReply, Values, exact_arrays, pack_sums, unfold
 from ntkfl.methods.task import ClientRound, State, Task, check_finite
 from ntkfl.tangent.ridge import PENALTIES, RidgeSums, left_out_errors, solve, total
 from ntkfl.wire.message import Message
 
+GRAM, CROSS, SQUARES, FRESH, TAG = "gram", "cross", "squares", "fresh", "tag"
 SHARE, FORGOTTEN, PENALTY, COLUMNS = "share/", "forgotten", "penalty", "columns"
 _SENT, _TOTAL = "sent/", "total/"
 FOLDS = 5  # groups of clients left out in turn to choose λ; with fewer clients each of them
 SLACK = 0.05  # the smallest λ is taken whose left-out error is within this part of the best
+
+
+class RidgeReply(Sums):
+    """A client's `samples` [], `gram` (the upper triangle of G, p (p + 1) / 2 numbers), `cross` [p, d2] and `squares`
+    [], p being the features and one; or how they changed.
+
+    `fresh` [] uint8 is 1 from a client that sends for the first time. Where the server keeps each client's sums, `tag`
+    [] stands in its place: a number that the server gave to this client alone.
+    """
+
+    additive = False  # a total would show what clients add that are new
+
+    @classmethod
+    def blank(cls, method: Method, task: Task, question: Message) -> Self:
+        arrays = {name: task.like.new_zeros(shape) for name, shape in _shapes(task).items()}
+        mark = {TAG: question.take(TAG, ())} if TAG in question.arrays else {FRESH: torch.tensor(1, dtype=torch.uint8)}
+        return cls(arrays | mark)
+
+    @property
+    def ridge(self) -> RidgeSums:
+        """In float64, made at every call: G takes p² numbers, of which a cohort's replies need not all be held."""
+        return read_sums(self.arrays)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether these are all of a client's sums, rather than how they changed."""
+        return FRESH in self.arrays and int(self.take(FRESH, ())) == 1
+
+    @property
+    def tag(self) -> int:
+        """The number that the server gave to this client alone."""
+        return int(self.take(TAG, ()))
+
+    def check(self, task: Task) -> None:
+        """Arrays of the last layer's shapes, and one mark."""
+        for name, shape in _shapes(task).items():
+            self.take(name, shape)
+        if TAG not in self.arrays and int(self.take(FRESH, ())) not in (0, 1):
+            raise MessageError("sums are new or they are not: fresh is 0 or 1")
+        self.take(TAG if TAG in self.arrays else FRESH, ())
+
+    def sizes(self, task: Task) -> Tensor:
+        """Its samples, and the norm of its mean G: [1, 2]."""
+        samples, gram = (self.take(name).double() for name in (SAMPLES, GRAM))
+        return torch.stack([samples.abs(), gram.norm() / samples.abs().clamp(min=1)]).reshape(1, 2)
 
 
 class SumRidge(Method):
@@ -50,23 +94,19 @@ class SumRidge(Method):
     penalty: float | None = Field(
         None, ge=0, description="λ, in units of a feature's mean variance; none: chosen by left-out clients' errors"
     )
-    values: Values = Field(
-        "float32", description="how sums travel: float32 (the weights' own type) or 8bit (of correlations)"
-    )
     keep_shares: bool = Field(False, description="the server keeps each client's sums, for `ntkfl forget`")
 
     # -- The server --------------------------------------------------------------------------------------------------
 
     def start(self, task: Task, weights: Tensor) -> State:
         """With `keep_shares` also the layer's columns, and the clients that were forgotten."""
-        if self.keep_shares and task.privacy.shuffle:
-            raise ConfigError("behind a shuffler the server cannot tell whose sums came: leave keep_shares out")
-        own = super().start(task, weights)
         if not self.keep_shares:
-            return own
+            return super().start(task, weights)
+        if task.privacy.shuffle:
+            raise ConfigError("behind a shuffler the server cannot tell whose sums came: leave keep_shares out")
         layer = last_layer(task.model, task.outputs)
-        columns = [layer.weight.start, layer.weight.stop, layer.bias.start, layer.bias.stop]
-        return own | {FORGOTTEN: torch.zeros(0, dtype=torch.int64), COLUMNS: torch.tensor(columns)}
+        columns = torch.tensor([layer.weight.start, layer.weight.stop, layer.bias.start, layer.bias.stop])
+        return super().start(task, weights) | {FORGOTTEN: torch.zeros(0, dtype=torch.int64), COLUMNS: columns}
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         """Totals of all clients seen so far (or the shares that are kept), and the layer that they solve for."""
@@ -75,18 +115,21 @@ class SumRidge(Method):
             # A number that nobody else knows: a client can replace its own share alone.
             tags = {client: torch.tensor(secrets.randbits(62)) for client in cohort}
             replies = yield {c: Message("weights", round, {WEIGHTS: state[WEIGHTS], TAG: tags[c]}) for c in cohort}
-            kept |= self._shares(task, replies, {int(tag): c for c, tag in tags.items()}, state[FORGOTTEN])
-            clients = _clients(kept)
-            shares = ((_sums(kept, f"{SHARE}{client}/"), True) for client in clients)
-            whole, parts = _grouped(shares, min(FOLDS, len(clients)))
+            clients = {int(tag): client for client, tag in tags.items()}
+            for reply in replies:
+                if reply.tag not in clients:
+                    raise MessageError("sums that carry a number which no client of the round was given")
+                if clients[reply.tag] not in state[FORGOTTEN].tolist():  # those are not counted again
+                    kept |= {f"{SHARE}{clients[reply.tag]}/{name}": reply.take(name) for name in _shapes(task)}
+            parts = _dealt((read_sums(kept, f"{SHARE}{client}/") for client in _clients(kept)), FOLDS)
+            whole = total(parts)
         else:
             replies = yield Message("weights", round, {WEIGHTS: state[WEIGHTS]})
-            before = _sums(kept, _TOTAL) if _TOTAL + "gram" in kept else None
-            new = sum(reply.is_new for reply in replies)
-            whole, parts = _grouped(
-                ((reply.ridge, reply.is_new) for reply in _let_go(replies)), min(FOLDS, new), before
-            )
-            kept |= _named(whole, _TOTAL)
+            before = [read_sums(kept, _TOTAL)] if _TOTAL + GRAM in kept else []
+            parts = _dealt((reply.ridge for reply in replies if reply.is_new), FOLDS)
+            changes = _dealt((reply.ridge for reply in replies if not reply.is_new), 1)
+            whole = total([*before, *parts, *changes])
+            kept |= {_TOTAL + name: array for name, array in arrays_of(whole, torch.float64).items()}
         solved, penalty = self.solve(parts, whole, float(state[PENALTY]) if PENALTY in state else None)
         weights = last_layer(task.model, task.outputs).write(state[WEIGHTS], solved)
         kept |= {WEIGHTS: check_finite(weights, "the solution"), PENALTY: torch.tensor(penalty, dtype=torch.float64)}
@@ -107,48 +150,48 @@ class SumRidge(Method):
             penalty = before if before is not None else PENALTIES[len(PENALTIES) // 2]
         return solve(whole, penalty), penalty
 
-    def _shares(self, task: Task, replies: list[RidgeReply], clients: Mapping[int, int], forgotten: Tensor) -> State:
-        """What is kept of the replies. Clients that were forgotten are not counted again."""
-        found: State = {}
-        for reply in _let_go(replies):
-            if reply.tag not in clients:
-                raise MessageError("sums that carry a number which no client of the round was given")
-            if clients[reply.tag] not in forgotten.tolist():
-                found |= _named(reply.ridge, f"{SHARE}{clients[reply.tag]}/", task.like.dtype)
-        return found
-
     # -- A client ----------------------------------------------------------------------------------------------------
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> RidgeReply:
         """The client's sums, or how they changed since it last sent them. One forward pass; memory of p² numbers."""
         w = question.of_kind("weights").take(WEIGHTS, tuple(task.like.shape), task.like)
-        exact = client_sums(task, task.at(w), client.x, client.y)
-        sums = RidgeSums(*(part.to(w.dtype).double() for part in exact.parts()))
-        before, arrays = None, None
+        Y, inputs = task.training_targets(client.y), head_inputs(task.at(w), task.outputs, client.x)
+        arrays = arrays_of(total([RidgeSums.of(features, Y[rows]) for rows, features in inputs]), w.dtype)
         if TAG in question.arrays:
-            told = {TAG: question.take(TAG, ())}
-        else:
-            # What is sent later is the difference to these: nothing at all where the data are the same.
-            before = _sums(client.memory, _SENT) if _SENT + "gram" in client.memory else None
-            arrays = exact_arrays(sums, w.dtype)
-            client.memory |= {_SENT + name: array for name, array in arrays.items()}
-            told = {FRESH: torch.tensor(int(before is None), dtype=torch.uint8)}
-        # What is kept is what is sent, the same arrays, where that is all of it and exact.
-        if arrays is None or before is not None or self.values != "float32":
-            change = sums if before is None else sums - before
-            arrays = pack_sums(change, w.dtype, self.values, partial(client.randomness.uniforms, "quantisation"))
-        return RidgeReply(arrays | told)
-
-
-def client_sums(task: Task, model: nn.Module, x: Tensor, y: Tensor) -> RidgeSums:
-    """The sums over a client's samples of the last layer's inputs. One forward pass; memory of p² numbers."""
-    Y = task.training_targets(y)
-    return total([RidgeSums.of(features, Y[rows]) for rows, features in head_inputs(model, task.outputs, x)])
+            return RidgeReply(arrays | {TAG: question.take(TAG, ())})
+        # What is sent later is the difference to these: nothing at all where the data are the same.
+        fresh, before = _SENT + GRAM not in client.memory, dict(client.memory)
+        client.memory |= {_SENT + name: array for name, array in arrays.items()}
+        if not fresh:
+            arrays = {name: array - before[_SENT + name] for name, array in arrays.items()}
+        return RidgeReply(arrays | {FRESH: torch.tensor(int(fresh), dtype=torch.uint8)})
 
 
 def shares_of(state: State) -> dict[int, RidgeSums]:
     """The clients' sums that a server kept, by client: whole, hence p² numbers of float64 for each."""
-    return {client: _sums(state, f"{SHARE}{client}/") for client in _clients(state)}
+    return {client: read_sums(state, f"{SHARE}{client}/") for client in _clients(state)}
+
+
+def arrays_of(sums: RidgeSums, dtype: torch.dtype) -> State:
+    """Sums by name in `dtype`, on the CPU: G as its upper triangle, p (p + 1) / 2 numbers."""
+    i, j = torch.triu_indices(*sums.gram.shape)
+    arrays = {SAMPLES: sums.samples, GRAM: sums.gram[i, j], CROSS: sums.cross, SQUARES: sums.squares}
+    return {name: array.to(dtype).cpu() for name, array in arrays.items()}
+
+
+def read_sums(arrays: Mapping[str, Tensor], prefix: str = "") -> RidgeSums:
+    """The inverse of `arrays_of`, in float64, from arrays with this before their names."""
+    samples, triangle, cross, squares = (arrays[prefix + name].double() for name in (SAMPLES, GRAM, CROSS, SQUARES))
+    gram = triangle.new_empty(len(cross), len(cross))
+    i, j = torch.triu_indices(*gram.shape)
+    gram[i, j] = gram[j, i] = triangle
+    return RidgeSums(samples, gram, cross, squares)
+
+
+def _shapes(task: Task) -> dict[str, tuple[int, ...]]:
+    """The shape of each array of sums for the network's last layer."""
+    p = last_layer(task.model, task.outputs).module.in_features + 1
+    return {SAMPLES: (), GRAM: (p * (p + 1) // 2,), CROSS: (p, task.outputs), SQUARES: ()}
 
 
 def _clients(state: State) -> list[int]:
@@ -156,31 +199,12 @@ def _clients(state: State) -> list[int]:
     return sorted({int(name.split("/")[1]) for name in state if name.startswith(SHARE)})
 
 
-def _let_go(replies: list[RidgeReply]) -> Iterator[RidgeReply]:
-    """One after the other: a client's G takes p² numbers, and there may be hundreds of clients."""
-    while replies:
-        yield replies.pop(0)
-
-
-def _grouped(
-    sums: Iterable[tuple[RidgeSums, bool]], folds: int = 1, before: RidgeSums | None = None
-) -> tuple[RidgeSums, list[RidgeSums]]:
-    """`before` and all sums, added up; and those marked, dealt in turn to `folds` groups."""
-    groups, whole, at = list[RidgeSums](), before, 0
-    for one, is_marked in sums:
-        whole = one if whole is None else whole + one
-        if is_marked:
-            fold = at % folds
-            groups[fold : fold + 1] = [groups[fold] + one if fold < len(groups) else one]
-            at += 1
-    if whole is None:
-        raise TooFew("no client's sums came")
-    return whole, groups
-
-
-def _named(sums: RidgeSums, prefix: str, dtype: torch.dtype = torch.float64) -> State:
-    return {prefix + name: t for name, t in exact_arrays(sums, dtype).items()}
-
-
-def _sums(state: Mapping[str, Tensor], prefix: str) -> RidgeSums:
-    return unfold({name: state[prefix + name].double() for name in NAMES})
+def _dealt(sums: Iterable[RidgeSums], groups: int) -> list[RidgeSums]:
+    """Sums dealt in turn to so many groups and added up there: one G takes p² numbers, and clients may be hundreds."""
+    found: list[RidgeSums] = []
+    for at, one in enumerate(sums):
+        if at < groups:
+            found.append(one)
+        else:
+            found[at % groups] = found[at % groups] + one
+    return found

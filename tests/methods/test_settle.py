@@ -9,21 +9,19 @@ import pytest
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import build_method
 from ntkfl.methods import METHODS, Privacy, Robust
-from ntkfl.methods.base import kinds_of
-from ntkfl.methods.combinations import settle
+from ntkfl.methods.base import kinds_of, settle
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("ntk-fl", {"secure_sum": True}, {}, "ntk-fl needs more of clients than the sum of their replies"),
     ("scaffold", {"secure_sum": True}, {}, "scaffold needs more of clients than the sum of their replies"),
     ("fedavg", {"sparsity": 0.9}, {}, "sparsity is for methods that send rows, and fedavg sends updates"),
     ("sum-ntk-fl", {"values": "8bit"}, {}, "values is for methods that send rows, and sum-ntk-fl sends sums"),
-    ("fedavg", {"epsilon": 1.0}, {}, "fedavg adds none: take private-sums, private-ridge or dp-fedavg"),
+    ("fedavg", {"epsilon": 1.0}, {}, "fedavg adds none: take private-sums or private-ridge"),
     ("sum-ntk-fl", {"noise_clients": 3}, {}, "noise_clients is for methods that add noise"),
     ("sum-ntk-fl", {}, {"updates": "median"}, "robust updates bounds updates, and sum-ntk-fl sends sums"),
-    ("fedavg", {}, {"trim": 0.1}, "robust trim bounds rows, and fedavg sends updates"),
+    ("fedavg", {}, {"trim_losses": 0.1}, "robust trim_losses bounds rows, and fedavg sends updates"),
     ("fedavg", {"secure_sum": True}, {"updates": "clip"}, "compares clients, of whom a secure sum shows none"),
     ("private-sums", {}, {"updates": "clip"}, "robust updates bounds updates, and private-sums sends sums"),
-    ("cp-ntk-fl", {}, {"verify": True}, "verify computes rows again from inputs, and sparse rows hold none"),
 ]
 
 

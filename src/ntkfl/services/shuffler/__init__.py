@@ -1,1 +1,0 @@
-"""The shuffler: its store, its HTTP application, its client."""
