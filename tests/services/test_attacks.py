@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import resource
 import shutil
 import socket
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from ntkfl.crypto.hpke import SigningKey
@@ -23,6 +25,7 @@ from ntkfl.flower import Shuffler
 from ntkfl.methods import Privacy, SumNTKFL
 from ntkfl.services import setup
 from ntkfl.services.announcement import Question
+from ntkfl.services.clients import HttpClient
 from ntkfl.services.key_server import KeyServer
 from ntkfl.services.peers import RoundTerms
 from ntkfl.wire import Message
@@ -257,6 +260,28 @@ def test_a_revoked_client_is_out_before_the_next_batch_opens(made: Federation) -
 
 
 # -- Denial
+
+
+@pytest.mark.parametrize("status", [200, 409])
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+def test_a_service_that_never_stops_answering_fills_nobodys_memory(tmp_path: Path, status: int, encoding: str) -> None:
+    (tmp_path / "ca.pem").write_bytes(setup.self_signed("s", "127.0.0.1:1")[0])
+    client, sent = HttpClient("https://127.0.0.1:1", tmp_path), []
+    piece = bytes(1 << 16) if encoding == "identity" else gzip.compress(bytes(1 << 24))
+
+    def endless() -> Iterator[bytes]:
+        while True:
+            sent.append(len(piece))
+            assert sum(sent) < 1 << 22
+            yield piece
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.headers["accept-encoding"] == "identity"
+        return httpx.Response(status, headers={"content-encoding": encoding}, content=endless())
+
+    client._http = httpx.Client(base_url=client.url, headers=client._http.headers, transport=httpx.MockTransport(answer))
+    with refusal("too-large"):
+        client.ask("GET", "/")
 
 
 def test_callers_that_send_nothing_do_not_keep_others_out(made: Federation) -> None:
