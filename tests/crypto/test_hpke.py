@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import base64
 import copy
-import hashlib
 import json
 import os
 import pickle
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 
 from ntkfl.atomic import write_private
 from ntkfl.crypto.context import Secret, bind
-from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey, SigningKey, parse_key, seal, verify
+from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey, SigningKey, seal, verify
 from ntkfl.crypto.signed import Credential
 from ntkfl.errors import ConfigError, TrustError
 
@@ -157,14 +156,6 @@ def test_what_is_no_key_of_the_kind_is_refused_in_one_line(tmp_path: Path) -> No
     for name in ("noise.pem", "other.pem", "mixed.pem"):
         with pytest.raises(TrustError, match="no private key that can be read"):
             SealingKey.load(tmp_path / name)
-
-
-def test_public_keys_as_people_write_them() -> None:
-    key = hashlib.sha256(b"").digest()
-    assert parse_key(key.hex(), "it") == key
-    for wrong in ("", key.hex()[:-2], key.hex() + "00", "zz" * 32, 5):
-        with pytest.raises(ConfigError, match="it must be a public key: 64"):
-            parse_key(wrong, "it")  # type: ignore[arg-type]
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import resource
 import shutil
 import socket
 import ssl
@@ -301,16 +300,6 @@ def test_callers_that_send_nothing_do_not_keep_others_out(made: Federation) -> N
     finally:
         for connection in held:
             connection.close()
-
-
-def test_a_disk_that_cannot_be_written_turns_health_red(made: Federation) -> None:
-    begun(made)
-    url, folder, process = made.peers.shuffler.url, made.folder / "shuffler", made.processes["shuffler"]
-    assert raw(url, folder, "GET", "/health").status_code == 200
-    limits = resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-    assert raw(url, folder, "GET", "/health").status_code == 503
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limits)
-    assert raw(url, folder, "GET", "/health").status_code == 200
 
 
 def test_the_log_names_no_client(made: Federation) -> None:

@@ -292,7 +292,7 @@ class Server:
 
     def _cohort(self, number: int) -> list[int]:
         """The clients of the round, ascending: drawn by the seed, or those that the transport found."""
-        available = list(self.transport.available(self.clients_per_round))
+        available = list(self.transport.available())
         if self.seed is None:
             return available
         return [available[i] for i in draw_cohort(self.seed, len(available), self.clients_per_round, number)]
@@ -330,7 +330,7 @@ class Server:
             "steps": outcome.steps,
             "uplink_bytes": traffic.uplink.total(),
             "downlink_bytes": traffic.downlink.total(),
-            "clients": [self.transport.name(client) for client in cohort],
+            "clients": list(cohort),
             "uplink": dict(traffic.uplink),
             "downlink": dict(traffic.downlink),
         }

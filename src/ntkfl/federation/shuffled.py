@@ -205,11 +205,8 @@ class LocalShuffler(ShuffledTransport):
         self._key, self._present = BatchKey(0, 0), frozenset[int]()
         self._shuffler = BatchStore(floor=LEAST_CLIENTS)
 
-    def available(self, wanted: int) -> Sequence[int]:
-        return self.inner.available(wanted)
-
-    def name(self, client: int) -> int | str:
-        return self.inner.name(client)
+    def available(self) -> Sequence[int]:
+        return self.inner.available()
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         if len(cohort) < LEAST_CLIENTS:

@@ -48,24 +48,20 @@ class Traffic:
 
 
 class Transport:
-    """A round is `begin`, one or more `exchange`s, and `end`. Clients are numbers here; `name` is what records say."""
+    """A round is `begin`, one or more `exchange`s, and `end`. Clients are numbers."""
 
     anonymous: bool = False  # whether replies come without their senders
     floor: int | None = None  # fewest clients whose replies are released, where a shuffler sees to that
 
     @abstractmethod
-    def available(self, wanted: int) -> Sequence[int]:
-        """Clients that can be asked now, ascending; `TooFew` where those wanted do not come."""
+    def available(self) -> Sequence[int]:
+        """Clients that can be asked now, ascending; `TooFew` where there are not as many as there must be."""
 
     @abstractmethod
     def exchange(self, question: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
         """Replies ordered by client, or anonymous ones; counts bytes, and who failed. A client that failed in one
         exchange of a round is not asked in the next.
         """
-
-    def name(self, client: int) -> int | str:
-        """What records call this client."""
-        return client
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         """A round with these clients begins."""
@@ -175,7 +171,7 @@ class LocalTransport(Transport):
         self._cohort: Sequence[int] = ()
         self._standardizes = False  # whether what standardising took counts in the next exchange
 
-    def available(self, wanted: int) -> Sequence[int]:
+    def available(self) -> Sequence[int]:
         return range(len(self.clients))
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
