@@ -285,7 +285,11 @@ class Simulation:
         """
         data, exact = self.data, self.privacy.epsilon is None
         described = dict(self._made_in_python(exact) if settings is None else settings)
-        described |= {"rounds": rounds, "stop_at": stop_at, "shape": self._shape()}
+        shape: dict[str, Any] = {"inputs": list(data.input_shape), "outputs": data.output_dim}
+        shape["precision"] = str(self.task.like.dtype).removeprefix("torch.")
+        if self.clients.projection is not None:  # which seed projects: a name for it, never the seed
+            shape["key_id"] = self.clients.secret.key_id
+        described |= {"rounds": rounds, "stop_at": stop_at, "shape": shape}
         described |= {"method": describe_method(self.method), "promises": self._promises(rounds)}
         if self.byzantine is not None:
             described["byzantine"] = self.byzantine.model_dump(mode="json")
@@ -314,12 +318,6 @@ class Simulation:
             "data": {name: value for name, value in data.items() if name not in hidden},
             "model": {"class": kind, "weights": flatten(self.model).numel(), "start": start},
         }
-
-    def _shape(self) -> dict[str, Any]:
-        """What the network takes and gives, and which seed projects: a name for it, never the seed."""
-        shape = {"inputs": list(self.data.input_shape), "outputs": self.data.output_dim}
-        named = {"key_id": self.clients.secret.key_id} if self.clients.projection is not None else {}
-        return {**shape, "precision": str(self.task.like.dtype).removeprefix("torch."), **named}
 
     def _promises(self, rounds: int) -> dict[str, Any]:
         """The table `promises` of the run's folder: guarantees with what they assume, for a client in every round, and

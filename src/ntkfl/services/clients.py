@@ -13,7 +13,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ntkfl.atomic import write_private
 from ntkfl.crypto.hpke import SealingKey, SigningKey
 from ntkfl.crypto.row_frames import FRAME_BYTES, WORD_BYTES, Announced, BatchKey, unpack_rows
 from ntkfl.crypto.signed import AGGREGATOR, Credential, open_run_secret, sign_request
@@ -115,13 +114,6 @@ class Identity:
         self.name = known.client
         self.signs: Signer = self.issued, self.signing
         self._key_server = HttpClient(self.peers.key_server.url, folder, self.signs, patience)
-
-    @staticmethod
-    def write(folder: Path, sealing: SealingKey, signing: SigningKey, issued: str) -> None:
-        """Give a client's folder its keys and credential."""
-        sealing.save(folder / SEALING_KEY)
-        signing.save(folder / SIGNING_KEY)
-        write_private(folder / CREDENTIAL, issued.encode())
 
     def run_secret(self, run: str) -> RunSecret:
         """ρ of the run, from the key server; kept in memory alone."""
