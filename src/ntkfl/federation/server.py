@@ -55,6 +55,7 @@ class RunningAverage:
         self.count += 1
 
     def _with(self, weights: Tensor) -> Tensor:
+        """What w̄ becomes with these weights as the n-th."""
         e = min(self.cap, self.count / (self.count + 5))
         return e * self.settled + (1 - e) * weights
 
@@ -262,8 +263,11 @@ class Server:
         }
 
     def attempt(self, number: int, cohort: Sequence[int]) -> tuple[Outcome, Traffic]:
-        """The method's round with these clients: its generator driven to its end. The state stays as it is; where the
-        round succeeds, `transport.end` is still to come.
+        """The method's round with these clients: (its outcome, what was sent and lost).
+
+        The method's `round` is a generator. Each message that it yields goes to the cohort; it is sent the replies,
+        parsed and without those that were rejected. The state stays as it is; where the round succeeds,
+        `transport.end` is still to come, and where it fails it was called.
         """
         traffic = Traffic()
         self.transport.begin(number, cohort)

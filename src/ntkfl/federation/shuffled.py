@@ -61,6 +61,7 @@ class RowSchema:
 
     @property
     def kind(self) -> str:
+        """The kind of reply, by which bytes are counted."""
         return self.reply.kind
 
     def rows(self, of_samples: int) -> int:
@@ -206,9 +207,11 @@ class LocalShuffler(ShuffledTransport):
         self._shuffler = BatchStore(floor=LEAST_CLIENTS)
 
     def available(self) -> Sequence[int]:
+        """The clients behind the shuffler."""
         return self.inner.available()
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
+        """A new key and an empty shuffler; `ConfigError` for a cohort in which nobody could hide."""
         if len(cohort) < LEAST_CLIENTS:
             raise ConfigError(f"a shuffler hides nobody among fewer: at least {LEAST_CLIENTS} clients per round")
         super().begin(round, cohort)

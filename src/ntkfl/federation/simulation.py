@@ -437,11 +437,13 @@ class Progress:
         self._bar: ProgressBar | None = None
 
     def on_begin(self, rounds: int) -> None:
+        """Show the bar, where somebody can see it."""
         bar = ProgressBar(rounds, f"training, {plural(rounds, 'round')}")
         if self.log or bar.live or bar.console.is_jupyter:
             self._bar = bar.__enter__()
 
     def on_round(self, record: Record, timing: Record) -> None:
+        """One round further; the line says the accuracy, or the loss of real-valued targets."""
         if self._bar is not None:
             accuracy, loss = record["test_accuracy"], record["test_loss"]
             reached = "" if loss is None else f", test loss {loss:.4g}"
@@ -452,6 +454,7 @@ class Progress:
             self._bar.end(what=f"round {record['round']} of {self._bar.total}{reached}")
 
     def on_end(self) -> None:
+        """Take the bar away, and leave its last line."""
         if self._bar is not None:
             self._bar.__exit__(None, None, None)
             self._bar.console.print(self._bar.what, soft_wrap=True)

@@ -155,8 +155,12 @@ class SimulatedClients:
 class Listener(Protocol):
     """Hears every message of a simulation, byte for byte, and who sent it: an audit scores its attacks by that."""
 
-    def asked(self, question: Outgoing, cohort: Sequence[int]) -> None: ...
-    def sent(self, client: int, message: Message) -> None: ...
+    def asked(self, question: Outgoing, cohort: Sequence[int]) -> None:
+        """What the server asks these clients."""
+
+    def sent(self, client: int, message: Message) -> None:
+        """What a client replies, before any shuffler."""
+
     def answered(self, replies: Sequence[Reply]) -> None:
         """As the aggregator has them."""
 
@@ -172,6 +176,7 @@ class LocalTransport(Transport):
         self._standardizes = False  # whether what standardising took counts in the next exchange
 
     def available(self) -> Sequence[int]:
+        """All of them: simulated clients never sleep."""
         return range(len(self.clients))
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
@@ -213,11 +218,13 @@ class LocalTransport(Transport):
             self.listener.answered(replies)
 
     def end(self) -> None:
+        """Let go of the cohort's samples: memory stays that of one round, however many clients there are."""
         for number in self._cohort:
             self.clients[number].rest()
         self._cohort = ()
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
+        """Which of the cohort were Byzantine, where some clients are."""
         return {} if self.byzantine is None else {"byzantine": [c for c in cohort if c in self.byzantine]}
 
     def checkpoint(self) -> State:
