@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import base64
 import copy
-import hashlib
 import json
 import os
 import pickle
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 
 from ntkfl.atomic import write_private
 from ntkfl.crypto.context import Secret, bind
-from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey, SigningKey, parse_key, seal, verify
+from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey, SigningKey, seal, verify
 from ntkfl.crypto.signed import Credential
 from ntkfl.errors import ConfigError, TrustError
 
@@ -51,22 +50,15 @@ def test_a_seal_opens_for_its_reader(plaintext: bytes, context: bytes) -> None:
     assert key.open(sealed, context) == plaintext
 
 
-def test_a_seal_opens_for_nobody_else_and_for_nothing_else() -> None:
+def test_a_seal_opens_for_nobody_else_for_nothing_else_and_not_with_any_bit_changed() -> None:
     key = SealingKey.generate()
     sealed = seal(key.public, b"rows", CONTEXT)
-    with pytest.raises(TrustError):
-        SealingKey.generate().open(sealed, CONTEXT)
-    for context in (b"", CONTEXT[:-1], bind("test", "federation", "run", 2), bind("test", "federation2", "run", 1)):
+    others = (b"", CONTEXT[:-1], bind("test", "federation", "run", 2), bind("test", "federation2", "run", 1))
+    changed = (flipped(sealed, bit) for bit in range(8 * len(sealed)))
+    wrong = [(SealingKey.generate(), sealed, CONTEXT), *((key, sealed, context) for context in others)]
+    for opener, seen, context in (*wrong, *((key, one, CONTEXT) for one in changed)):
         with pytest.raises(TrustError):
-            key.open(sealed, context)
-
-
-def test_a_seal_with_any_bit_changed_does_not_open() -> None:
-    key = SealingKey.generate()
-    sealed = seal(key.public, b"rows", CONTEXT)
-    for bit in range(8 * len(sealed)):
-        with pytest.raises(TrustError):
-            key.open(flipped(sealed, bit), CONTEXT)
+            opener.open(seen, context)
 
 
 SMALL_ORDER = ["00" * 32, "01" + "00" * 31, "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"]
@@ -159,14 +151,6 @@ def test_what_is_no_key_of_the_kind_is_refused_in_one_line(tmp_path: Path) -> No
             SealingKey.load(tmp_path / name)
 
 
-def test_public_keys_as_people_write_them() -> None:
-    key = hashlib.sha256(b"").digest()
-    assert parse_key(key.hex(), "it") == key
-    for wrong in ("", key.hex()[:-2], key.hex() + "00", "zz" * 32, 5):
-        with pytest.raises(ConfigError, match="it must be a public key: 64"):
-            parse_key(wrong, "it")  # type: ignore[arg-type]
-
-
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     for kind in (SealingKey, SigningKey):
         path = tmp_path / f"{kind.__name__}.pem"
@@ -197,24 +181,14 @@ def signed(payload: bytes, federation: str = "f") -> str:
     return base64.b64encode(SERVER.sign(payload, bind("ntkfl credential v3", federation)) + payload).decode()
 
 
-def test_a_credential_comes_back_as_it_was_issued() -> None:
+def test_a_credential_comes_back_and_a_changed_or_anothers_is_refused() -> None:
     assert Credential.check(ISSUED, SERVER.public, "f") == credential()
-
-
-def test_a_credential_with_any_bit_changed_is_refused() -> None:
     raw = base64.b64decode(ISSUED)
-    for position in range(len(raw)):
-        changed = bytearray(raw)
-        changed[position] ^= 1
+    changed = [base64.b64encode(flipped(raw, 8 * at)).decode() for at in range(len(raw))]
+    others = [(ISSUED, SigningKey.generate().public, "f"), (ISSUED, SERVER.public, "g")]
+    for wrong in (*((one, SERVER.public, "f") for one in changed), *others):
         with pytest.raises(TrustError):
-            Credential.check(base64.b64encode(changed).decode(), SERVER.public, "f")
-
-
-def test_a_credential_of_another_key_server_or_federation_is_refused() -> None:
-    with pytest.raises(TrustError):
-        Credential.check(ISSUED, SigningKey.generate().public, "f")
-    with pytest.raises(TrustError):
-        Credential.check(ISSUED, SERVER.public, "g")
+            Credential.check(*wrong)
 
 
 def test_even_a_true_signature_makes_no_credential_of_the_wrong_kind() -> None:

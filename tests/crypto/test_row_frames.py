@@ -46,22 +46,13 @@ def test_the_bytes_are_those_of_the_specification() -> None:
     assert pack_rows(SAID, [b"abc", b"def"]) == body + struct.pack("<I", zlib.crc32(body))
 
 
-def test_every_truncation_and_extension_is_refused() -> None:
+def test_every_truncation_extension_and_flipped_bit_is_refused() -> None:
     body = pack_rows(SAID, [b"abc", b"def"])
-    for end in range(len(body)):
+    bits = (1 << bit for bit in range(8 * len(body)))
+    flipped = ((int.from_bytes(body, "big") ^ bit).to_bytes(len(body), "big") for bit in bits)
+    for wrong in (*(body[:end] for end in range(len(body))), body + b"\0", *flipped):
         with pytest.raises(MessageError):
-            unpack_rows(body[:end])
-    with pytest.raises(MessageError):
-        unpack_rows(body + b"\0")
-
-
-def test_every_flipped_bit_is_refused() -> None:
-    body = pack_rows(SAID, [b"abc", b"def"])
-    for bit in range(8 * len(body)):
-        flipped = bytearray(body)
-        flipped[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(MessageError):
-            unpack_rows(bytes(flipped))
+            unpack_rows(wrong)
 
 
 @pytest.mark.parametrize(("count", "size"), [(2**32 - 1, 1), (1, 2**32 - 1), (2**32 - 1, 2**32 - 1), (0, 6), (6, 0)])

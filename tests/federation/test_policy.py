@@ -114,17 +114,14 @@ def test_the_file_of_the_documentation_and_the_one_that_is_written_are_read(tmp_
     ("line", "said"),
     [
         ("epsilon = 3", "unknown option 'epsilon'"),
-        ("methods = []", "'methods'"),
-        ('secure_sum = "yes"', "'secure_sum'"),
         ('shuffler = "abc"', "'shuffler'"),
         ("[privacy]\nepsilon_per_run = 3", "epsilon_per_year"),
-        ("[privacy]\nepsilon_per_run = -1\nepsilon_per_year = 1", "epsilon_per_run"),
         ("= 3", "not valid TOML"),
     ],
 )
 def test_a_policy_with_a_mistake_is_one_line_that_names_the_file(tmp_path: Path, line: str, said: str) -> None:
     path = tmp_path / "policy.toml"
-    path.write_text(line if "methods" in line else f'methods = ["sums"]\n{line}')
+    path.write_text(f'methods = ["sums"]\n{line}')
     with pytest.raises(ConfigError, match=said) as error:
         Policy.read(path)
     assert str(path) in str(error.value)

@@ -22,40 +22,21 @@ def folder(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_checkpoint_comes_back(folder: RunFolder) -> None:
-    done, tensors = folder.load_checkpoint()
-    assert done == 2
-    assert torch.equal(tensors["state/weights"], torch.arange(5.0))
-    assert torch.equal(tensors["client/3/c"], torch.ones(2, 2))
-
-
-def test_history_is_cut_to_what_the_checkpoint_counts(folder: RunFolder) -> None:
-    assert folder.truncate("history.jsonl", 2) == [{"round": 1}, {"round": 2}]
-    assert folder.records() == [{"round": 1}, {"round": 2}]
-
-
 def test_a_line_cut_short_is_not_counted(folder: RunFolder) -> None:
     with open(folder.path / "history.jsonl", "a") as file:
         file.write('{"round": 4, "test_acc')
     assert len(folder.records()) == 3
 
 
-def test_every_truncation_of_a_checkpoint_is_refused(folder: RunFolder) -> None:
+def test_a_checkpoint_that_was_cut_short_or_changed_is_refused(folder: RunFolder) -> None:
     path = folder.path / "checkpoint/state.safetensors"
     whole = path.read_bytes()
     for length in range(0, len(whole), 7):
         path.write_bytes(whole[:length])
         with pytest.raises(RunFolderError, match="cut short or damaged"):
             folder.load_checkpoint()
-
-
-def test_a_flipped_bit_in_a_checkpoint_is_noticed(folder: RunFolder) -> None:
-    path = folder.path / "checkpoint/state.safetensors"
-    whole = path.read_bytes()
     for at in range(8, len(whole), 5):
-        damaged = bytearray(whole)
-        damaged[at] ^= 4
-        path.write_bytes(bytes(damaged))
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
         try:
             done, tensors = folder.load_checkpoint()
         except RunFolderError:

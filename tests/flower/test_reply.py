@@ -184,43 +184,34 @@ def test_a_repeated_question_gets_the_same_answer_and_nobody_else_can_tell_it(
 # Refusals.
 
 
+def network(width: int, outputs: int, *between: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Linear(6, width), *(between or (nn.Tanh(),)), nn.Linear(width, outputs))
+
+
+X = torch.randn(9, 6)
+
+
 @pytest.mark.parametrize(
-    ("data", "why"),
+    ("make", "data", "why"),
     [
-        ((torch.randn(9, 5), torch.arange(9) % 3), r"DataError.*inputs of shape \[5\]; the run's terms say \[6\]"),
-        ((torch.randn(9, 6), torch.arange(9)), "DataError.*labels 0 to 8; the run's terms say 3 classes"),
-        (
-            (torch.randn(9, 6), torch.randn(9, 4)),
-            r"DataError.*targets of shape \[9, 4\]; the run's terms say 3 outputs",
-        ),
-        ((torch.full((9, 6), float("nan")), torch.arange(9) % 3), "DataError.*this client's data: x has a value that"),
-        (Pairs(samples()[0], _dictionary), "DataError.*this client's data: batch 0 is a dict"),
+        (perceptron, (X[:, :5], torch.arange(9) % 3), r"DataError.*inputs of shape \[5\]; the run's terms say \[6\]"),
+        (perceptron, (X, torch.arange(9)), "DataError.*labels 0 to 8; the run's terms say 3 classes"),
+        (perceptron, (X, torch.randn(9, 4)), r"DataError.*targets of shape \[9, 4\]; the run's terms say 3 outputs"),
+        (perceptron, (X * float("nan"), torch.arange(9) % 3), "DataError.*this client's data: x has a value that"),
+        (perceptron, Pairs(samples()[0], _dictionary), "DataError.*this client's data: batch 0 is a dict"),
+        (network(9, 3), samples()[3], "ModelError.*the model is not the server's"),
+        (network(8, 4), samples()[3], "ModelError.*the model is not the server's"),
+        (network(8, 3, nn.Flatten(0)), samples()[3], "ModelError.*the model must give one row"),
     ],
 )
-def test_data_that_do_not_fit_are_refused_by_their_client_and_the_round_goes_on(
-    data: Any, why: str, said: list[str]
+def test_data_and_networks_that_do_not_fit_are_refused_by_their_client_and_the_round_goes_on(
+    make: Callable[[], nn.Module], data: Any, why: str, said: list[str]
 ) -> None:
     grid = grid_of(perceptron, samples())
-    grid.apps[40] = train(perceptron, data)
+    grid.apps[40] = train(make, data)
     result = run(grid, FedAvg(), perceptron, 1)
     assert result.train_metrics_clientapp[1]["failures"] == 1
     assert any(re.match(f"node 40: .*{why}", line) for line in said), said
-
-
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (lambda: nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3)), "the model is not the server's"),
-        (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)), "the model is not the server's"),
-        (lambda: nn.Sequential(nn.Linear(6, 8), nn.Flatten(0), nn.Linear(8, 3)), "the model must give one row"),
-    ],
-)
-def test_a_network_that_is_not_the_servers_is_refused(make: Any, why: str, said: list[str]) -> None:
-    grid = grid_of(perceptron, samples())
-    grid.apps[40] = train(make, samples()[3])
-    result = run(grid, FedAvg(), perceptron, 1)
-    assert result.train_metrics_clientapp[1]["failures"] == 1
-    assert any(re.match(f"node 40: .*ModelError.*{why}", line) for line in said), said
 
 
 def test_the_server_cannot_make_a_client_import_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

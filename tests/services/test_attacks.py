@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import resource
+import gzip
 import shutil
 import socket
 import ssl
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from ntkfl.crypto.hpke import SigningKey
@@ -23,6 +24,7 @@ from ntkfl.flower import Shuffler
 from ntkfl.methods import Privacy, SumNTKFL
 from ntkfl.services import setup
 from ntkfl.services.announcement import Question
+from ntkfl.services.clients import HttpClient
 from ntkfl.services.key_server import KeyServer
 from ntkfl.services.peers import RoundTerms
 from ntkfl.wire import Message
@@ -259,6 +261,29 @@ def test_a_revoked_client_is_out_before_the_next_batch_opens(made: Federation) -
 # -- Denial
 
 
+@pytest.mark.parametrize("status", [200, 409])
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+def test_a_service_that_never_stops_answering_fills_nobodys_memory(tmp_path: Path, status: int, encoding: str) -> None:
+    (tmp_path / "ca.pem").write_bytes(setup.self_signed("s", "127.0.0.1:1")[0])
+    client, sent = HttpClient("https://127.0.0.1:1", tmp_path), []
+    piece = bytes(1 << 16) if encoding == "identity" else gzip.compress(bytes(1 << 24))
+
+    def endless() -> Iterator[bytes]:
+        while True:
+            sent.append(len(piece))
+            assert sum(sent) < 1 << 22
+            yield piece
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.headers["accept-encoding"] == "identity"
+        return httpx.Response(status, headers={"content-encoding": encoding}, content=endless())
+
+    transport = httpx.MockTransport(answer)
+    client._http = httpx.Client(base_url=client.url, headers=client._http.headers, transport=transport)
+    with refusal("too-large"):
+        client.ask("GET", "/")
+
+
 def test_callers_that_send_nothing_do_not_keep_others_out(made: Federation) -> None:
     """Three hundred anonymous ones announce a body and are silent; none of it is waited for."""
     context = ssl.create_default_context(cafile=str(made.folder / "shuffler" / "ca.pem"))
@@ -275,16 +300,6 @@ def test_callers_that_send_nothing_do_not_keep_others_out(made: Federation) -> N
     finally:
         for connection in held:
             connection.close()
-
-
-def test_a_disk_that_cannot_be_written_turns_health_red(made: Federation) -> None:
-    begun(made)
-    url, folder, process = made.peers.shuffler.url, made.folder / "shuffler", made.processes["shuffler"]
-    assert raw(url, folder, "GET", "/health").status_code == 200
-    limits = resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-    assert raw(url, folder, "GET", "/health").status_code == 503
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limits)
-    assert raw(url, folder, "GET", "/health").status_code == 200
 
 
 def test_the_log_names_no_client(made: Federation) -> None:

@@ -43,6 +43,7 @@ class Byzantine(Options):
 
     @property
     def kinds(self) -> frozenset[str]:
+        """The attacks that are mounted together."""
         return frozenset(self.kind.split("+"))
 
     def check(self, method: Method) -> None:

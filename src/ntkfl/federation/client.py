@@ -104,9 +104,11 @@ class SeededRandomness:
         self.seed, self.client = seed, client
 
     def subsampling(self, round: int) -> random.Random:
+        """A generator of its own, so that which samples are drawn shifts nothing else."""
         return random.Random(derive(self.seed, "subsample", self.client, round))
 
     def of_round(self, round: int) -> Randomness:
+        """The same whenever this round is played: a resumed run draws what the first one drew."""
         return Randomness.simulated(self.seed, "client", self.client, round)
 
 
@@ -114,9 +116,11 @@ class SystemRandomness:
     """From the operating system: nobody else can know, or make, this client's choices."""
 
     def subsampling(self, round: int) -> random.Random:
+        """Another choice each time it is asked."""
         return random.SystemRandom()
 
     def of_round(self, round: int) -> Randomness:
+        """A fresh key: a round that is played again draws new noise, which the accountant has to count."""
         return Randomness.fresh()
 
 
@@ -171,7 +175,10 @@ class Client:
         self._client: ClientRound | None = None
 
     def at(self, round: int) -> ClientRound:
-        """This client as it is in the round: its samples are drawn once."""
+        """This client as it is in the round: x [n, …] and y [n] or [n, d2] of the samples drawn, memory, randomness.
+
+        Samples are drawn once: all exchanges of a round are about the same ones.
+        """
         if self._client is None or self._at != round:
             x, y = self.data()
             drawn = self.drawn(round, len(y))
@@ -186,7 +193,7 @@ class Client:
         return subsample(samples, self.task.privacy.subsample_rate, self.randomness.subsampling(round), self.rows)
 
     def answer(self, question: Message) -> Message:
-        """The reply to a question of the server."""
+        """The reply to a question of the server: draw the round's samples, answer by the method, keep the memory."""
         client = self.at(question.round)
         reply = self.respond(self.method, self.task, question, client)
         self.memory.keep(question.round, client.memory)

@@ -36,7 +36,7 @@ from ntkfl.version import __version__
 
 DEFAULT_METHOD = "sum-ntk-fl"
 # What a run's config.toml says besides its settings.
-NOTED = ("ntkfl", "shape", "promises", "names", "standardization", "constant")
+NOTED = ("ntkfl", "shape", "promises", "names", "standardization")
 
 
 class DataConfig(Options):
@@ -89,12 +89,6 @@ class DataConfig(Options):
         """Whether the clients come dealt, from a user's function."""
         return ":" in self.dataset
 
-    @property
-    def text(self) -> str:
-        """In words: the dataset, and how it is dealt. Clients that come dealt are counted when they are read."""
-        dealt = self.own or self.partition == "client"
-        return self.dataset if dealt else f"{self.dataset}, {self.clients} clients ({self.how().text})"
-
     def how(self) -> Partition:
         """The partition, given those of these options that it takes."""
         values = self.model_dump() | {"per_client": self.shards_per_client}
@@ -142,13 +136,6 @@ class ModelConfig(Options):
     def code(self) -> list[str]:
         """The user's code that builds it: one name, or none."""
         return [name for name in (self.backbone or self.name,) if ":" in name]
-
-    @property
-    def text(self) -> str:
-        """In words: its name, and of a perceptron its widths."""
-        if self.name == "mlp":
-            return f"mlp, hidden {', '.join(map(str, _HIDDEN if self.hidden is None else self.hidden))}"
-        return f"head on {self.backbone}" if self.backbone else self.name
 
     def suited(self, method: Method) -> ModelConfig:
         """With what suits the method, and defaults spelled out, where nothing was said."""

@@ -32,11 +32,11 @@ from ntkfl.errors import RunFolderError
 from ntkfl.safe_parse import open_unlinked, parse_json, parse_toml, read_unlinked
 
 Record = dict[str, Any]
-_CHECKPOINT, _MODEL = "checkpoint/state.safetensors", "model.safetensors"
+_CHECKPOINT, MODEL = "checkpoint/state.safetensors", "model.safetensors"
 _NUMBERS = frozenset({"round", "test_accuracy", "last_accuracy", "validation_accuracy", "uplink_bytes", "seconds"})
 _COUNTS = frozenset({"uplink", "downlink"})
 _DRAW = frozenset({"clients", "alpha", "shards_per_client", "min_samples"})
-_MAY_DIFFER = ("rounds", "stop_at", "promises", "standardization", "constant", "names")  # in a run that is resumed
+_MAY_DIFFER = ("rounds", "stop_at", "promises", "standardization", "names")  # in a run that is resumed
 
 
 class RunFolder:
@@ -90,11 +90,10 @@ class RunFolder:
         for left in [*self.path.glob(f"*{PART}"), *self.path.glob(f"checkpoint/*{PART}")]:
             left.unlink(missing_ok=True)
         done, tensors, resumed = 0, dict[str, Tensor](), self.holds_run
-        if resumed and not resume:
-            raise RunFolderError(
-                f"{self.path} already holds a run: continue it with --resume (in Python resume=True), or choose another"
-            )
         if resumed:
+            if not resume:
+                how = "continue it with --resume (in Python resume=True), or choose another"
+                raise RunFolderError(f"{self.path} already holds a run: {how}")
             self._check_config(config)
             done, tensors = self.load_checkpoint()
             if config["rounds"] < done:
@@ -105,7 +104,8 @@ class RunFolder:
         self.write("config.toml", tomli_w.dumps(_plain(config)).encode())  # rounds may have been raised
         if not resumed:
             return [], [], tensors
-        return self.truncate("history.jsonl", done), self.truncate("timings.jsonl", done), tensors
+        history, timings = (self.write_records(n, self.records(n)[:done]) for n in ("history.jsonl", "timings.jsonl"))
+        return history, timings, tensors
 
     def config(self) -> dict[str, Any]:
         """The settings of the run; `RunFolderError` where there are none, or none that can be read."""
@@ -125,13 +125,7 @@ class RunFolder:
         if difference.startswith("model.start "):
             difference = "the model's initial weights differ (make the model as at first, from the same seed)"
         if difference:
-            error = RunFolderError(f"{self.path} holds a run of another configuration: {difference}")
-            if names := names_in(there, "features") if "features" in difference else []:
-                error.add_note(
-                    f"  t = pandas.read_csv('FILE.csv'); names = {names!r}\n"
-                    "  t[names + [name for name in t if name not in names]].to_csv('FILE.csv', index=False)"
-                )
-            raise error
+            raise RunFolderError(f"{self.path} holds a run of another configuration: {difference}")
 
     @property
     def diverged(self) -> str:
@@ -176,29 +170,19 @@ class RunFolder:
         reached = next((i for i, r in enumerate(records) if (r.get("test_accuracy") or 0) >= stop_at), len(records))
         return records[: reached + 1]
 
-    def truncate(self, name: str, rounds: int) -> list[Record]:
-        """Keep the first `rounds` records: those the checkpoint counts."""
-        records = self.records(name)[:rounds]
-        self.write_records(name, records)
-        return records
-
-    def write_records(self, name: str, records: Sequence[Record]) -> None:
-        """Put these records in the place of all there are."""
+    def write_records(self, name: str, records: list[Record]) -> list[Record]:
+        """Put these records in the place of all there are; the records."""
         self.write(name, "".join(json.dumps(r, allow_nan=False) + "\n" for r in records).encode())
+        return records
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
         """The trained model's state dict, as safetensors."""
         copies = {k: v.detach().cpu().clone() for k, v in tensors.items()}  # the format holds tied weights twice
-        self.write(_MODEL, save_tensors(copies))
-
-    @property
-    def has_model(self) -> bool:
-        """Whether the run has ended, and left its model."""
-        return (self.path / _MODEL).exists()
+        self.write(MODEL, save_tensors(copies))
 
     def load_model(self) -> dict[str, Tensor]:
         """The tensors of the finished run's model; `RunFolderError` where there are none that can be read."""
-        path = self.path / _MODEL
+        path = self.path / MODEL
         try:
             return load_tensors(path.read_bytes())
         except (OSError, safetensors.SafetensorError) as error:

@@ -27,7 +27,6 @@ from ntkfl.methods import Method, Outcome, State, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.methods.task import STATISTICS, load_statistics
 from ntkfl.progress import plural
-from ntkfl.tangent.losses import LOSSES, per_sample, targets
 from ntkfl.tangent.parameters import eager, load_flat
 from ntkfl.wire import Message
 
@@ -56,6 +55,7 @@ class RunningAverage:
         self.count += 1
 
     def _with(self, weights: Tensor) -> Tensor:
+        """What w̄ becomes with these weights as the n-th."""
         e = min(self.cap, self.count / (self.count + 5))
         return e * self.settled + (1 - e) * weights
 
@@ -147,19 +147,6 @@ class OwnTestSet:
     def __init__(self, test: Batch, validation: Batch | None = None) -> None:
         self.test, self.validation = test, validation
 
-    def constant(self, task: Task) -> Record:
-        """Accuracy (of classes) and loss of the best constant prediction: the mean target, under cross-entropy taken
-        as probabilities. Empty for a loss of the user's own.
-        """
-        y = self.test[1]
-        if task.loss not in LOSSES:
-            return {}
-        Y = targets(y, task.outputs, task.loss, torch.float64)
-        mean = Y.mean(0)
-        best = mean.clamp_min(1e-300).log() if task.loss == "ce" else mean
-        accuracy = {} if y.is_floating_point() else {"accuracy": float(mean.max())}
-        return accuracy | {"loss": float(per_sample(task.loss, best.expand_as(Y), Y).mean())}
-
     def measure(self, state: ServerState) -> tuple[Score, Record]:
         """(the score of the averaged weights, what else the round's record says of it)."""
         averaged = state.average.value
@@ -170,21 +157,6 @@ class OwnTestSet:
         if self.validation is not None:
             ((more["validation_accuracy"], more["validation_loss"]),) = state.evaluate(self.validation, averaged)
         return Score(accuracy, loss, len(self.test[1])), more
-
-
-def failure(history: Sequence[Record], constant: Mapping[str, Any] | None) -> str:
-    """Why a model is worth nothing after these rounds; empty where it is worth something.
-
-    It is worse than the best constant prediction (`constant`: its loss, and its accuracy for classes) in accuracy, and
-    in loss by a factor of 10, or after five rounds of 1.05. A model that forgot a client since has no scores.
-    """
-    if not constant or not history or (loss := history[-1]["test_loss"]) is None:
-        return ""
-    accuracy, limit = history[-1]["test_accuracy"], constant["loss"] * (1.05 if len(history) >= 5 else 10.0)
-    if ("accuracy" in constant and accuracy > constant["accuracy"]) or not loss > limit > 0:
-        return ""
-    scores = f"test loss {loss:.4g}, and a constant has {constant['loss']:.4g}"
-    return f"the model is worse than a constant prediction: {scores}: {ADVICE}"
 
 
 class Server:
@@ -209,7 +181,6 @@ class Server:
     ) -> None:
         self.model, self.task, self.method, self.transport, self.evaluator = model, task, method, transport, evaluator
         self.clients_per_round, self.seed, self.count_attempts = clients_per_round, seed, count_attempts
-        self.constant: Record = {} if evaluator is None else evaluator.constant(task)
         self._attempts = 0
         with self._drawing(0):
             self.state = ServerState(task, method)
@@ -251,8 +222,6 @@ class Server:
                 error.add_note(f"training diverged: {ADVICE}")
                 raise
             history.append(record)
-            if (worse := failure(history, self.constant)) and not failure(history[:-1], self.constant):
-                record["warning"] = "; ".join([*([record["warning"]] if "warning" in record else []), worse])
             timings.append(timing)
             if folder:
                 folder.append("history.jsonl", record)
@@ -294,8 +263,11 @@ class Server:
         }
 
     def attempt(self, number: int, cohort: Sequence[int]) -> tuple[Outcome, Traffic]:
-        """The method's round with these clients: its generator driven to its end. The state stays as it is; where the
-        round succeeds, `transport.end` is still to come.
+        """The method's round with these clients: (its outcome, what was sent and lost).
+
+        The method's `round` is a generator. Each message that it yields goes to the cohort; it is sent the replies,
+        parsed and without those that were rejected. The state stays as it is; where the round succeeds,
+        `transport.end` is still to come, and where it fails it was called.
         """
         traffic = Traffic()
         self.transport.begin(number, cohort)
@@ -324,7 +296,7 @@ class Server:
 
     def _cohort(self, number: int) -> list[int]:
         """The clients of the round, ascending: drawn by the seed, or those that the transport found."""
-        available = list(self.transport.available(self.clients_per_round))
+        available = list(self.transport.available())
         if self.seed is None:
             return available
         return [available[i] for i in draw_cohort(self.seed, len(available), self.clients_per_round, number)]
@@ -346,7 +318,7 @@ class Server:
 
     def _record(self, number: int, cohort: Sequence[int], outcome: Outcome, traffic: Traffic) -> Record:
         """What every record says of its round. `failed` (clients by name, with the reason), `rejected` (rows or
-        updates by reason), `rejected_why` and `repeated_rows` are there only where there were some.
+        updates by reason), `rejected_why` are there only where there were some.
         """
         score, more = self._measured()
         if self.state.average.tentative is not None and not math.isfinite(score.loss or 0.0):
@@ -362,14 +334,13 @@ class Server:
             "steps": outcome.steps,
             "uplink_bytes": traffic.uplink.total(),
             "downlink_bytes": traffic.downlink.total(),
-            "clients": [self.transport.name(client) for client in cohort],
+            "clients": list(cohort),
             "uplink": dict(traffic.uplink),
             "downlink": dict(traffic.downlink),
         }
         lost = {
             "rejected": dict(traffic.rejected),
             "rejected_why": dict(traffic.reasons),
-            "repeated_rows": traffic.repeated,
             "rejected_clients": traffic.rejected_clients,
             "failed": dict(traffic.failed),
             "failed_rounds": self.task.failed_rounds,

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ntkfl.data import NAMES, Federated
+from ntkfl.data import Federated
 from ntkfl.data.moments import Standardization
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
@@ -89,7 +89,6 @@ def train(
     object with `on_round(record, timing)`, and with `on_begin(rounds)`, `on_start(note)` or `on_end()` if it wants
     those. When it is called the folder holds the round, so what it raises stops the run and loses nothing. By default a
     terminal or notebook shows a line of progress; `callbacks=[]` shows nothing, `[ntkfl.Progress()]` the line in a log.
-    A run that ends worse than a constant prediction is warned of (`run.failure`).
     """
     with full_precision():
         simulation = Simulation(
@@ -103,10 +102,7 @@ def train(
             robust=robust,
             device=device,
         )
-        run = simulation.run(rounds, stop_at=stop_at, out=out, resume=resume, callbacks=callbacks)
-    if run.failure:
-        warnings.warn(run.failure, stacklevel=2)
-    return run
+        return simulation.run(rounds, stop_at=stop_at, out=out, resume=resume, callbacks=callbacks)
 
 
 def execute(
@@ -289,12 +285,14 @@ class Simulation:
         """
         data, exact = self.data, self.privacy.epsilon is None
         described = dict(self._made_in_python(exact) if settings is None else settings)
-        described |= {"rounds": rounds, "stop_at": stop_at, "shape": self._shape()}
+        shape: dict[str, Any] = {"inputs": list(data.input_shape), "outputs": data.output_dim}
+        shape["precision"] = str(self.task.like.dtype).removeprefix("torch.")
+        if self.clients.projection is not None:  # which seed projects: a name for it, never the seed
+            shape["key_id"] = self.clients.secret.key_id
+        described |= {"rounds": rounds, "stop_at": stop_at, "shape": shape}
         described |= {"method": describe_method(self.method), "promises": self._promises(rounds)}
         if self.byzantine is not None:
             described["byzantine"] = self.byzantine.model_dump(mode="json")
-        if self.server.constant:
-            described["constant"] = self.server.constant
         clients = data.client_names if exact else ()
         names = {"clients": clients, "classes": data.class_names, "features": data.feature_names}
         if any(names.values()):  # for people who look at the run, and for files read later: messages have numbers
@@ -320,12 +318,6 @@ class Simulation:
             "data": {name: value for name, value in data.items() if name not in hidden},
             "model": {"class": kind, "weights": flatten(self.model).numel(), "start": start},
         }
-
-    def _shape(self) -> dict[str, Any]:
-        """What the network takes and gives, and which seed projects: a name for it, never the seed."""
-        shape = {"inputs": list(self.data.input_shape), "outputs": self.data.output_dim}
-        named = {"key_id": self.clients.secret.key_id} if self.clients.projection is not None else {}
-        return {**shape, "precision": str(self.task.like.dtype).removeprefix("torch."), **named}
 
     def _promises(self, rounds: int) -> dict[str, Any]:
         """The table `promises` of the run's folder: guarantees with what they assume, for a client in every round, and
@@ -355,7 +347,7 @@ class Simulation:
                 "the noise follows from the seed, and hides nothing" if self.repeatable else "one process has all data"
             )
             lines.append(f"simulated: {why}")
-        lines += [*self.task.notes, self._whole_targets()]
+        lines += self.task.notes
         if uncovered := promised.get("uncovered"):
             lines.append(f"not covered: {uncovered}")
         return [line for line in lines if line]
@@ -383,12 +375,6 @@ class Simulation:
             lines.append(f"{clients} {have} more records than sum_samples ({most:,}) and {count} for less")
         return lines
 
-    def _whole_targets(self) -> str:
-        """What to say of labels where squared error may be meant for regression."""
-        if self.method.loss != "mse" or self.data.classes is None or self.data.class_names or self.data.name in NAMES:
-            return ""
-        return "whole-number targets are classes here: for regression make floats of them (of a file: --targets real)"
-
     def _check_model(self, x: torch.Tensor) -> None:
         """Fail before the first round where the model cannot be trained on inputs such as x [n, …]."""
         if half := {p.dtype for p in trainable(self.task.model).values()} & set(HALF_TYPES):
@@ -405,10 +391,9 @@ class Simulation:
             reason = str(error).split("\n")[0]
             raise ModelError(f"the model fails on inputs of shape {list(x.shape[1:])} as a tensor: {reason}") from error
         if tuple(f.shape) != (len(x), self.data.output_dim):
-            hint = self._whole_targets()
             raise ModelError(
                 f"the model maps {len(x)} samples to {list(f.shape)}; the data need [{len(x)}, {self.data.output_dim}] "
-                f"(by the largest label, or the targets' width){hint and f'; {hint}'}"
+                f"(by the largest label, or the targets' width)"
             )
         if not bool(self.task.like.isfinite().all()):
             raise NumericalError("the model's weights are not finite before training")
@@ -452,11 +437,13 @@ class Progress:
         self._bar: ProgressBar | None = None
 
     def on_begin(self, rounds: int) -> None:
+        """Show the bar, where somebody can see it."""
         bar = ProgressBar(rounds, f"training, {plural(rounds, 'round')}")
         if self.log or bar.live or bar.console.is_jupyter:
             self._bar = bar.__enter__()
 
     def on_round(self, record: Record, timing: Record) -> None:
+        """One round further; the line says the accuracy, or the loss of real-valued targets."""
         if self._bar is not None:
             accuracy, loss = record["test_accuracy"], record["test_loss"]
             reached = "" if loss is None else f", test loss {loss:.4g}"
@@ -467,6 +454,7 @@ class Progress:
             self._bar.end(what=f"round {record['round']} of {self._bar.total}{reached}")
 
     def on_end(self) -> None:
+        """Take the bar away, and leave its last line."""
         if self._bar is not None:
             self._bar.__exit__(None, None, None)
             self._bar.console.print(self._bar.what, soft_wrap=True)

@@ -43,30 +43,25 @@ class Traffic:
     rejected: Counter[str] = field(default_factory=Counter)  # rows, or clients' replies, by reason
     reasons: dict[str, str] = field(default_factory=dict)  # the first error in full, by reason
     rejected_clients: int = 0  # whose replies lost rows, where senders are known
-    repeated: int = 0  # shuffled rows that equal others
     client_seconds: float = 0.0
     failed: dict[str, str] = field(default_factory=dict)  # clients that did not answer, and why
 
 
 class Transport:
-    """A round is `begin`, one or more `exchange`s, and `end`. Clients are numbers here; `name` is what records say."""
+    """A round is `begin`, one or more `exchange`s, and `end`. Clients are numbers."""
 
     anonymous: bool = False  # whether replies come without their senders
     floor: int | None = None  # fewest clients whose replies are released, where a shuffler sees to that
 
     @abstractmethod
-    def available(self, wanted: int) -> Sequence[int]:
-        """Clients that can be asked now, ascending; `TooFew` where those wanted do not come."""
+    def available(self) -> Sequence[int]:
+        """Clients that can be asked now, ascending; `TooFew` where there are not as many as there must be."""
 
     @abstractmethod
     def exchange(self, question: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
         """Replies ordered by client, or anonymous ones; counts bytes, and who failed. A client that failed in one
         exchange of a round is not asked in the next.
         """
-
-    def name(self, client: int) -> int | str:
-        """What records call this client."""
-        return client
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         """A round with these clients begins."""
@@ -160,8 +155,12 @@ class SimulatedClients:
 class Listener(Protocol):
     """Hears every message of a simulation, byte for byte, and who sent it: an audit scores its attacks by that."""
 
-    def asked(self, question: Outgoing, cohort: Sequence[int]) -> None: ...
-    def sent(self, client: int, message: Message) -> None: ...
+    def asked(self, question: Outgoing, cohort: Sequence[int]) -> None:
+        """What the server asks these clients."""
+
+    def sent(self, client: int, message: Message) -> None:
+        """What a client replies, before any shuffler."""
+
     def answered(self, replies: Sequence[Reply]) -> None:
         """As the aggregator has them."""
 
@@ -176,7 +175,8 @@ class LocalTransport(Transport):
         self._cohort: Sequence[int] = ()
         self._standardizes = False  # whether what standardising took counts in the next exchange
 
-    def available(self, wanted: int) -> Sequence[int]:
+    def available(self) -> Sequence[int]:
+        """All of them: simulated clients never sleep."""
         return range(len(self.clients))
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
@@ -218,11 +218,13 @@ class LocalTransport(Transport):
             self.listener.answered(replies)
 
     def end(self) -> None:
+        """Let go of the cohort's samples: memory stays that of one round, however many clients there are."""
         for number in self._cohort:
             self.clients[number].rest()
         self._cohort = ()
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
+        """Which of the cohort were Byzantine, where some clients are."""
         return {} if self.byzantine is None else {"byzantine": [c for c in cohort if c in self.byzantine]}
 
     def checkpoint(self) -> State:

@@ -138,9 +138,9 @@ class FlowerShuffler(ShuffledTransport):
         self._key = BatchKey(0, 0)
         self._present: list[int] = []  # nodes that are asked in the round's next exchange
 
-    def available(self, wanted: int) -> Sequence[int]:
+    def available(self) -> Sequence[int]:
         """The nodes of Flower's sample; `TooFew` unless they are exactly as many as all roles have agreed on."""
-        nodes, agreed = self.flower.available(wanted), self.peers.round.clients
+        nodes, agreed = self.flower.available(), self.peers.round.clients
         if len(nodes) != agreed:
             raise TooFew(f"a round of this federation asks {agreed} clients, and Flower sampled {len(nodes)}")
         return nodes

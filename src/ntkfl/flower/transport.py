@@ -32,7 +32,7 @@ class FlowerTransport(Transport):
         self.nodes: list[int] = []
         self._exchanges = 0  # of this round so far
 
-    def available(self, wanted: int) -> Sequence[int]:
+    def available(self) -> Sequence[int]:
         """Flower has drawn them already."""
         return self.nodes
 

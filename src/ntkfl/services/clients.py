@@ -9,12 +9,12 @@ from __future__ import annotations
 import random
 import ssl
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ntkfl.atomic import write_private
 from ntkfl.crypto.hpke import SealingKey, SigningKey
-from ntkfl.crypto.row_frames import WORD_BYTES, Announced, BatchKey, unpack_rows
+from ntkfl.crypto.row_frames import FRAME_BYTES, WORD_BYTES, Announced, BatchKey, unpack_rows
 from ntkfl.crypto.signed import AGGREGATOR, Credential, open_run_secret, sign_request
 from ntkfl.errors import ConfigError, MessageError, Refused, TrustError
 from ntkfl.extras import missing
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SEALING_KEY, CREDENTIAL = "sealing-key.pem", "credential"
 _LONGEST_PAUSE_S = 2.0
+_MOST_BYTES = 1 << 20  # of an answer that is not a batch of rows
 Signer = tuple[str, SigningKey]
 
 
@@ -49,12 +50,13 @@ class HttpClient:
             raise TrustError(f"cannot use the certificates in {folder / CA}: {error}") from None
         self.url, self.patience = url.rstrip("/"), patience
         limits = httpx.Timeout(timeout, connect=min(5, timeout))
-        self._http = httpx.Client(base_url=self.url, verify=context, timeout=limits)
+        plain = {"accept-encoding": "identity"}  # a bound on compressed bytes bounds nothing
+        self._http = httpx.Client(base_url=self.url, verify=context, timeout=limits, headers=plain)
         self.signs = signs
 
-    def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
+    def ask(self, method: str, path: str, body: bytes = b"", most: int = _MOST_BYTES) -> bytes:
         """The body of the answer. A service that is away or overloaded is asked again for `patience` seconds.
-        `Refused` as the service refuses, or "unreachable".
+        `Refused` as the service refuses, or "unreachable"; "too-large" where the answer has more than `most` bytes.
         """
         until, pause = time.monotonic() + self.patience, 0.1
         while True:
@@ -63,9 +65,9 @@ class HttpClient:
                 signed = sign_request(*self.signs, method, request.url.raw_path.decode(), body)
                 request.headers["authorization"] = signed
             try:
-                response = self._http.send(request)
+                response, answer = self._received(request, most)
                 if response.status_code not in (502, 503, 504) or time.monotonic() > until:
-                    return _accept(response)
+                    return _accept(response, answer)
             except httpx.TransportError as error:
                 if time.monotonic() > until:
                     reason = str(error) or type(error).__name__
@@ -73,13 +75,23 @@ class HttpClient:
             time.sleep(pause * random.uniform(1, 1.5))  # clients refused together retry apart
             pause = min(_LONGEST_PAUSE_S, 2 * pause)
 
+    def _received(self, request: httpx.Request, most: int) -> tuple[httpx.Response, bytes]:
+        """An answer and its body. What is too long is dropped on its way: no service fills the memory of who asks."""
+        answer = bytearray()
+        with closing(self._http.send(request, stream=True)) as response:
+            for piece in response.iter_raw():
+                answer += piece
+                if len(answer) > most:
+                    raise Refused("too-large", f"{self.url} answers with more than {most:,} bytes")
+        return response, bytes(answer)
 
-def _accept(response: httpx.Response) -> bytes:
+
+def _accept(response: httpx.Response, answer: bytes) -> bytes:
     """The answer, or `Refused` with the service's own reason; a proxy's page has none."""
     if response.is_success:
-        return response.content
+        return answer
     try:
-        values = response.json()
+        values = parse_json(answer.decode())
         reason, message = str(values["error"]), str(values["message"])
     except (ValueError, KeyError, TypeError):
         reason, message = "refused", f"status {response.status_code}"
@@ -102,13 +114,6 @@ class Identity:
         self.name = known.client
         self.signs: Signer = self.issued, self.signing
         self._key_server = HttpClient(self.peers.key_server.url, folder, self.signs, patience)
-
-    @staticmethod
-    def write(folder: Path, sealing: SealingKey, signing: SigningKey, issued: str) -> None:
-        """Give a client's folder its keys and credential."""
-        sealing.save(folder / SEALING_KEY)
-        signing.save(folder / SIGNING_KEY)
-        write_private(folder / CREDENTIAL, issued.encode())
 
     def run_secret(self, run: str) -> RunSecret:
         """ρ of the run, from the key server; kept in memory alone."""
@@ -142,7 +147,9 @@ class ShufflerClient:
 
     def release(self, announced: Announced, batch: Batch) -> tuple[list[bytes], bytes]:
         """The batch's rows in random order; and of a secure sum the sum of the clients' masks, 4 bytes a number."""
-        body, size = self.http.ask("POST", self._batch(announced.key)), WORD_BYTES * batch.numbers
+        size = WORD_BYTES * batch.numbers
+        most = size + FRAME_BYTES + batch.clients * batch.max_rows * batch.row_bytes
+        body = self.http.ask("POST", self._batch(announced.key), most=max(most, _MOST_BYTES))
         found, rows = unpack_rows(body[size:])
         if found != announced:
             raise MessageError("the shuffler released rows that answer another announcement")

@@ -110,4 +110,4 @@ def key_server_app(server: KeyServer) -> Starlette:
         return JSONResponse(await run_in_threadpool(server.revoked))
 
     routes = [Route("/v1/runs/{run}/secret", run_secret, methods=["POST"]), Route("/v1/revoked", revoked)]
-    return service_app("key-server", routes, server.revoked)
+    return service_app("key-server", routes)

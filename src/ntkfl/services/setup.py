@@ -28,7 +28,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from ntkfl.atomic import write_private
 from ntkfl.crypto.hpke import SealingKey, SigningKey
 from ntkfl.errors import ConfigError
-from ntkfl.services.clients import Identity
+from ntkfl.services.clients import CREDENTIAL, SEALING_KEY
 from ntkfl.services.key_server import KeyServer
 from ntkfl.services.peers import CA, SIGNING_KEY, TLS_CERT, TLS_KEY, AggregatorPeer, Peers, RoundTerms, ServicePeer
 
@@ -85,7 +85,9 @@ def add_client(folder: Path, key_server: Path, name: str) -> None:
         raise ConfigError(f"{folder} is there already; give a new folder")
     issued = server.issue(name, sealing.public, signing.public)
     _role_folder(folder, server.peers, (key_server / CA).read_bytes())
-    Identity.write(folder, sealing, signing, issued)
+    sealing.save(folder / SEALING_KEY)
+    signing.save(folder / SIGNING_KEY)
+    write_private(folder / CREDENTIAL, issued.encode())
 
 
 def self_signed(name: str, address: str) -> tuple[bytes, bytes]:

@@ -22,7 +22,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ntkfl.atomic import write_atomically
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.row_frames import FRAME_BYTES, SEED_BYTES, Announced, BatchKey, pack_rows, unpack_rows
 from ntkfl.crypto.signed import check_name, issue_receipt
@@ -52,13 +51,6 @@ class Runs:
     def close(self) -> None:
         for store in self._stores.values():
             store.close()
-
-    def check(self) -> None:
-        """`Refused` while the folder cannot be written."""
-        try:
-            write_atomically(self._folder / ".ready", b"x" * 4096)
-        except OSError as error:
-            raise Refused("storage", f"{self._folder} cannot be written: {error.strerror}") from None
 
     def begin(self, run: str, terms: str) -> int:
         """Begin a run, or go on with it: the first round that was not announced yet."""
@@ -178,4 +170,4 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
         Route(f"{run}/announcements", announce, methods=["POST"]),
         Route(f"{run}/{{round:int}}/{{exchange:int}}", on_batch, methods=["POST", "DELETE"]),
     ]
-    return service_app("shuffler", routes, runs.check)
+    return service_app("shuffler", routes)

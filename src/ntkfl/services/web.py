@@ -10,7 +10,7 @@ import hashlib
 import logging
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -43,13 +43,12 @@ _STATUS = {  # of a refusal; 409 of all others, as what was asked for does not f
 }
 
 
-def service_app(name: str, routes: Sequence[Route], ready: Callable[[], object]) -> Starlette:
-    """An application with `GET /health`: its state can be used, as `ready` returns, or raises `Refused`. Errors are
-    `{"error": reason, "message": line}`; a handler raises `Refused`.
+def service_app(name: str, routes: Sequence[Route]) -> Starlette:
+    """An application with `GET /health`, which says that the process answers. Where a handler raises `Refused`, the
+    answer is `{"error": reason, "message": line}` with the status of that reason.
     """
 
     async def health(_: Request) -> Response:
-        await run_in_threadpool(ready)
         return JSONResponse({"status": "ok", "service": name, "version": __version__})
 
     async def refused(_: Request, error: Exception) -> Response:
