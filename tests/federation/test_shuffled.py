@@ -40,12 +40,15 @@ class Received(NamedTuple):
     replies: list[Reply]
     rows: int
     rejected: Counter[str]
+    repeated: int
 
 
 def receive(task: Task, sealed: Sequence[bytes], schema: RowSchema, opener: SealingKey) -> Received:
-    messages, rejected = open_rows(sealed, schema, opener, *WHERE)
-    filtered = filter_replies(schema.reply, task, messages)
-    return Received(filtered.replies, sum(map(len, filtered.replies)), +(rejected + filtered.rejected))
+    opened = open_rows(sealed, schema, opener, *WHERE)
+    filtered = filter_replies(schema.reply, task, opened.messages)
+    return Received(
+        filtered.replies, sum(map(len, filtered.replies)), +(opened.rejected + filtered.rejected), opened.repeated
+    )
 
 
 def make(n: int = 6, options: Any = None, privacy: Any = None) -> tuple[Task, Reply]:
@@ -153,7 +156,7 @@ def test_one_honest_client_is_no_crowd() -> None:
         play_round(task, method, method.start(task, task.like), 1, people, respond=respond)
 
 
-def test_copies_are_dropped_and_rows_sealed_twice_are_kept() -> None:
+def test_copies_are_dropped_and_rows_sealed_twice_are_counted() -> None:
     """A client that seals one row a hundred times gives one sample a hundred samples' weight: nothing tells it from
     honest records that repeat. A seal that comes twice is copied in any case.
     """
@@ -162,7 +165,7 @@ def test_copies_are_dropped_and_rows_sealed_twice_are_kept() -> None:
     sealed = seal_rows([*rows, *[rows[0]] * 99], opener.public, *WHERE)
     received = receive(task, [*sealed, *sealed[:4]], RowSchema.of(reply, 1), opener)
     assert received.rejected == {"copied": 4}
-    assert received.rows == 105
+    assert (received.rows, received.repeated) == (105, 99)
     (joined,) = received.replies
     assert encoded(joined.split()) == sorted([*rows, *[rows[0]] * 99])
 
@@ -179,7 +182,7 @@ def test_samples_that_a_dead_network_cannot_tell_apart_all_count() -> None:
     transport, traffic = server_of(task, method, people).transport, Traffic()
     transport.begin(1, [0, 1])
     (message,) = transport.exchange(Message("weights", 1, {"weights": dead}), [0, 1], traffic)
-    assert (len(message.arrays["labels"]), traffic.rejected.total()) == (12, 0)
+    assert (len(message.arrays["labels"]), traffic.rejected.total(), traffic.repeated) == (12, 0, 11)
 
 
 def test_no_array_is_made_of_a_row_that_does_not_look_as_it_should(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,10 +176,8 @@ def spoilt() -> nn.Module:
 def test_what_cannot_train_is_refused(
     error: type[Exception], model: Any, method: Any, options: dict[str, Any], digits: ntkfl.data.Federated
 ) -> None:
-    with pytest.raises(error) as raised:
+    with pytest.raises(error):
         ntkfl.train(model(), digits, method, **{"rounds": 1, "clients_per_round": 5} | options)
-    if error is NumericalError and model is net:
-        assert any("take shorter steps" in note for note in raised.value.__notes__)
 
 
 class Noted:

@@ -21,7 +21,7 @@ from ntkfl.cli.verbs import (
     SplitColumn,
     stoppable,
 )
-from ntkfl.errors import ConfigError
+from ntkfl.errors import ConfigError, NumericalError
 
 if TYPE_CHECKING:
     from ntkfl.federation.config import RunConfig
@@ -136,6 +136,8 @@ def train(
         run = execute(run_config, out=out, resume=resume, device=device, callbacks=[listener])
     if not as_json:
         display.summary(run.history, run.timings, out)
+    if run.failure:
+        raise NumericalError(run.failure)
 
 
 def _settings_before(file: Path | None, resumed: Path | None, allow_code: bool) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from ntkfl.version import __version__
 
 DEFAULT_METHOD = "sum-ntk-fl"
 # What a run's config.toml says besides its settings.
-NOTED = ("ntkfl", "shape", "promises", "names", "standardization")
+NOTED = ("ntkfl", "shape", "promises", "names", "standardization", "constant")
 
 
 class DataConfig(Options):

@@ -14,7 +14,7 @@ from ntkfl.data.own import Array, TorchData, read_source
 from ntkfl.errors import DataError, ModelError, NTKFLError, RunFolderError, TrustError
 from ntkfl.federation.config import ModelConfig, build_method, build_network, method_code
 from ntkfl.federation.run_folder import MODEL, Record, RunFolder
-from ntkfl.federation.server import Score, ServerState
+from ntkfl.federation.server import Score, ServerState, failure
 from ntkfl.methods import Method, State, Task
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.settings import Privacy
@@ -73,6 +73,11 @@ class Run:
         if not isinstance(kept, Mapping):
             raise RunFolderError("a run on standardised inputs keeps their mean and std; its config.toml has none")
         return Standardization(**kept)
+
+    @property
+    def failure(self) -> str:
+        """Why the model is worth nothing, where it ended worse than a constant prediction; else empty."""
+        return failure(self.history, self.config.get("constant"))
 
     def __repr__(self) -> str:
         """One line: the history has a record per round, and each lists clients."""

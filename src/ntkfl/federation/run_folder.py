@@ -36,7 +36,7 @@ _CHECKPOINT, MODEL = "checkpoint/state.safetensors", "model.safetensors"
 _NUMBERS = frozenset({"round", "test_accuracy", "last_accuracy", "validation_accuracy", "uplink_bytes", "seconds"})
 _COUNTS = frozenset({"uplink", "downlink"})
 _DRAW = frozenset({"clients", "alpha", "shards_per_client", "min_samples"})
-_MAY_DIFFER = ("rounds", "stop_at", "promises", "standardization", "names")  # in a run that is resumed
+_MAY_DIFFER = ("rounds", "stop_at", "promises", "standardization", "constant", "names")  # in a run that is resumed
 
 
 class RunFolder:
@@ -125,7 +125,13 @@ class RunFolder:
         if difference.startswith("model.start "):
             difference = "the model's initial weights differ (make the model as at first, from the same seed)"
         if difference:
-            raise RunFolderError(f"{self.path} holds a run of another configuration: {difference}")
+            error = RunFolderError(f"{self.path} holds a run of another configuration: {difference}")
+            if names := names_in(there, "features") if "features" in difference else []:
+                error.add_note(
+                    f"  t = pandas.read_csv('FILE.csv'); names = {names!r}\n"
+                    "  t[names + [name for name in t if name not in names]].to_csv('FILE.csv', index=False)"
+                )
+            raise error
 
     @property
     def diverged(self) -> str:

@@ -27,6 +27,7 @@ from ntkfl.methods import Method, Outcome, State, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.methods.task import STATISTICS, load_statistics
 from ntkfl.progress import plural
+from ntkfl.tangent.losses import LOSSES, per_sample, targets
 from ntkfl.tangent.parameters import eager, load_flat
 from ntkfl.wire import Message
 
@@ -147,6 +148,19 @@ class OwnTestSet:
     def __init__(self, test: Batch, validation: Batch | None = None) -> None:
         self.test, self.validation = test, validation
 
+    def constant(self, task: Task) -> Record:
+        """Accuracy (of classes) and loss of the best constant prediction: the mean target, under cross-entropy taken
+        as probabilities. Empty for a loss of the user's own.
+        """
+        y = self.test[1]
+        if task.loss not in LOSSES:
+            return {}
+        Y = targets(y, task.outputs, task.loss, torch.float64)
+        mean = Y.mean(0)
+        best = mean.clamp_min(1e-300).log() if task.loss == "ce" else mean
+        accuracy = {} if y.is_floating_point() else {"accuracy": float(mean.max())}
+        return accuracy | {"loss": float(per_sample(task.loss, best.expand_as(Y), Y).mean())}
+
     def measure(self, state: ServerState) -> tuple[Score, Record]:
         """(the score of the averaged weights, what else the round's record says of it)."""
         averaged = state.average.value
@@ -157,6 +171,21 @@ class OwnTestSet:
         if self.validation is not None:
             ((more["validation_accuracy"], more["validation_loss"]),) = state.evaluate(self.validation, averaged)
         return Score(accuracy, loss, len(self.test[1])), more
+
+
+def failure(history: Sequence[Record], constant: Mapping[str, Any] | None) -> str:
+    """Why a model is worth nothing after these rounds; empty where it is worth something.
+
+    It is worse than the best constant prediction (`constant`: its loss, and its accuracy for classes) in accuracy, and
+    in loss by a factor of 10, or after five rounds of 1.05. A model that forgot a client since has no scores.
+    """
+    if not constant or not history or (loss := history[-1]["test_loss"]) is None:
+        return ""
+    accuracy, limit = history[-1]["test_accuracy"], constant["loss"] * (1.05 if len(history) >= 5 else 10.0)
+    if ("accuracy" in constant and accuracy > constant["accuracy"]) or not loss > limit > 0:
+        return ""
+    scores = f"test loss {loss:.4g}, and a constant has {constant['loss']:.4g}"
+    return f"the model is worse than a constant prediction: {scores}: {ADVICE}"
 
 
 class Server:
@@ -181,6 +210,7 @@ class Server:
     ) -> None:
         self.model, self.task, self.method, self.transport, self.evaluator = model, task, method, transport, evaluator
         self.clients_per_round, self.seed, self.count_attempts = clients_per_round, seed, count_attempts
+        self.constant: Record = {} if evaluator is None else evaluator.constant(task)
         self._attempts = 0
         with self._drawing(0):
             self.state = ServerState(task, method)
@@ -222,6 +252,8 @@ class Server:
                 error.add_note(f"training diverged: {ADVICE}")
                 raise
             history.append(record)
+            if (worse := failure(history, self.constant)) and not failure(history[:-1], self.constant):
+                record["warning"] = "; ".join([*([record["warning"]] if "warning" in record else []), worse])
             timings.append(timing)
             if folder:
                 folder.append("history.jsonl", record)
@@ -318,7 +350,7 @@ class Server:
 
     def _record(self, number: int, cohort: Sequence[int], outcome: Outcome, traffic: Traffic) -> Record:
         """What every record says of its round. `failed` (clients by name, with the reason), `rejected` (rows or
-        updates by reason), `rejected_why` are there only where there were some.
+        updates by reason), `rejected_why` and `repeated_rows` are there only where there were some.
         """
         score, more = self._measured()
         if self.state.average.tentative is not None and not math.isfinite(score.loss or 0.0):
@@ -341,6 +373,7 @@ class Server:
         lost = {
             "rejected": dict(traffic.rejected),
             "rejected_why": dict(traffic.reasons),
+            "repeated_rows": traffic.repeated,
             "rejected_clients": traffic.rejected_clients,
             "failed": dict(traffic.failed),
             "failed_rounds": self.task.failed_rounds,

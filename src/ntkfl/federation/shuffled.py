@@ -33,6 +33,17 @@ from ntkfl.wire import Message
 from ntkfl.wire.message import describes
 
 
+@dataclass(frozen=True)
+class Opened:
+    """What of an exchange's rows could be read: messages of them, and rows dropped, by reason. `repeated` of the rows
+    of samples equal others and are kept all the same.
+    """
+
+    messages: list[Message]
+    rejected: Counter[str]
+    repeated: int = 0
+
+
 def seal_reply(
     reply: Reply, round: int, count: int, aggregator: bytes, federation: str, run: str, announced: Announced
 ) -> bytes:
@@ -88,14 +99,14 @@ def open_rows(
     federation: str,
     run: str,
     announced: Announced,
-) -> tuple[list[Message], Counter[str]]:
-    """The aggregator's side: (messages of the rows that open, decode and have the right form; rows dropped, by reason).
-    Padding is dropped and not counted. Rows are put in the order of their bytes, so that the result does not depend on
-    the shuffler's.
+) -> Opened:
+    """The aggregator's side: rows that open, decode and have the right form, joined for validation. The others are
+    counted and dropped; padding is dropped and not counted. What is left is put in the order of its bytes, so that the
+    result does not depend on the shuffler's.
 
-    Honest seals are all different: one that comes twice was copied. Equal rows under different seals are a client's
-    that sealed one twice, or honest: records that repeat, and samples for which all units of a small network are dead.
-    Nothing tells them apart, so they are kept.
+    Honest seals are all different: one that comes twice was copied. Equal rows of samples under different seals are a
+    client's that sealed one twice, or honest: records that repeat, and samples for which all units of a small network
+    are dead. Nothing tells them apart, so they are counted and kept.
     """
     rejected: Counter[str] = Counter()
     opened = []
@@ -106,6 +117,7 @@ def open_rows(
         except TrustError:
             rejected["not for this batch"] += 1
     rejected["copied"] = len(sealed) - len(set(sealed))
+    repeated = len(opened) - len(set(opened)) if schema.reply.sampled else 0
     rows = []
     for plain in sorted(opened):
         if (message := schema.read(plain)) is not None:
@@ -113,7 +125,7 @@ def open_rows(
         else:
             rejected[MALFORMED] += 1
     joined = schema.reply.join([schema.reply(row.arrays, row.halves) for row in rows])
-    return [reply.message(announced.key.round) for reply in joined], +rejected
+    return Opened([reply.message(announced.key.round) for reply in joined], +rejected, repeated)
 
 
 def _described(row: Message) -> bytes:
@@ -177,11 +189,12 @@ class ShuffledTransport(Transport):
             kind = self.method.replies[question.kind]
             whole = kind.from_total(self.method, self.task, question, arrays, len(mixed.rows))
             return [whole.message(question.round)]
-        messages, rejected = open_rows(mixed.rows, mixed.schema, *where)
-        traffic.rejected += rejected
-        if MALFORMED in rejected:
+        opened = open_rows(mixed.rows, mixed.schema, *where)
+        traffic.rejected += opened.rejected
+        if MALFORMED in opened.rejected:
             traffic.reasons.setdefault(MALFORMED, "rows of another form than this round's")
-        return messages
+        traffic.repeated += opened.repeated
+        return opened.messages
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
         """Of a secure sum: how many clients it is of, and how many scaled something down to its limit."""

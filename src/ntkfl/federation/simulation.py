@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ntkfl.data import Federated
+from ntkfl.data import NAMES, Federated
 from ntkfl.data.moments import Standardization
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
@@ -89,6 +89,7 @@ def train(
     object with `on_round(record, timing)`, and with `on_begin(rounds)`, `on_start(note)` or `on_end()` if it wants
     those. When it is called the folder holds the round, so what it raises stops the run and loses nothing. By default a
     terminal or notebook shows a line of progress; `callbacks=[]` shows nothing, `[ntkfl.Progress()]` the line in a log.
+    A run that ends worse than a constant prediction is warned of (`run.failure`).
     """
     with full_precision():
         simulation = Simulation(
@@ -102,7 +103,10 @@ def train(
             robust=robust,
             device=device,
         )
-        return simulation.run(rounds, stop_at=stop_at, out=out, resume=resume, callbacks=callbacks)
+        run = simulation.run(rounds, stop_at=stop_at, out=out, resume=resume, callbacks=callbacks)
+    if run.failure:
+        warnings.warn(run.failure, stacklevel=2)
+    return run
 
 
 def execute(
@@ -293,6 +297,8 @@ class Simulation:
         described |= {"method": describe_method(self.method), "promises": self._promises(rounds)}
         if self.byzantine is not None:
             described["byzantine"] = self.byzantine.model_dump(mode="json")
+        if self.server.constant:
+            described["constant"] = self.server.constant
         clients = data.client_names if exact else ()
         names = {"clients": clients, "classes": data.class_names, "features": data.feature_names}
         if any(names.values()):  # for people who look at the run, and for files read later: messages have numbers
@@ -347,7 +353,7 @@ class Simulation:
                 "the noise follows from the seed, and hides nothing" if self.repeatable else "one process has all data"
             )
             lines.append(f"simulated: {why}")
-        lines += self.task.notes
+        lines += [*self.task.notes, self._whole_targets()]
         if uncovered := promised.get("uncovered"):
             lines.append(f"not covered: {uncovered}")
         return [line for line in lines if line]
@@ -375,6 +381,12 @@ class Simulation:
             lines.append(f"{clients} {have} more records than sum_samples ({most:,}) and {count} for less")
         return lines
 
+    def _whole_targets(self) -> str:
+        """What to say of labels where squared error may be meant for regression."""
+        if self.method.loss != "mse" or self.data.classes is None or self.data.class_names or self.data.name in NAMES:
+            return ""
+        return "whole-number targets are classes here: for regression make floats of them (of a file: --targets real)"
+
     def _check_model(self, x: torch.Tensor) -> None:
         """Fail before the first round where the model cannot be trained on inputs such as x [n, …]."""
         if half := {p.dtype for p in trainable(self.task.model).values()} & set(HALF_TYPES):
@@ -391,9 +403,10 @@ class Simulation:
             reason = str(error).split("\n")[0]
             raise ModelError(f"the model fails on inputs of shape {list(x.shape[1:])} as a tensor: {reason}") from error
         if tuple(f.shape) != (len(x), self.data.output_dim):
+            hint = self._whole_targets()
             raise ModelError(
                 f"the model maps {len(x)} samples to {list(f.shape)}; the data need [{len(x)}, {self.data.output_dim}] "
-                f"(by the largest label, or the targets' width)"
+                f"(by the largest label, or the targets' width){hint and f'; {hint}'}"
             )
         if not bool(self.task.like.isfinite().all()):
             raise NumericalError("the model's weights are not finite before training")

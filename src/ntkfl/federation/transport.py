@@ -43,6 +43,7 @@ class Traffic:
     rejected: Counter[str] = field(default_factory=Counter)  # rows, or clients' replies, by reason
     reasons: dict[str, str] = field(default_factory=dict)  # the first error in full, by reason
     rejected_clients: int = 0  # whose replies lost rows, where senders are known
+    repeated: int = 0  # shuffled rows that equal others
     client_seconds: float = 0.0
     failed: dict[str, str] = field(default_factory=dict)  # clients that did not answer, and why
 

@@ -130,7 +130,7 @@ def _settings(config: Mapping[str, Any], at: str = "") -> dict[str, str]:
     """Every setting by its dotted name, as text."""
     flat: dict[str, str] = {}
     for key, value in config.items():
-        if not at and key in ("shape", "simulation", "promises", "names", "standardization"):
+        if not at and key in ("shape", "simulation", "promises", "names", "standardization", "constant"):
             continue
         if isinstance(value, Mapping):
             flat |= _settings(value, f"{at}{key}.")
