@@ -151,18 +151,12 @@ def accuracy(
 BOOSTED = Byzantine(kind="sign-flip", fraction=0.2, scale=5.0)
 
 
-@pytest.fixture(scope="module")
-def ruined(digits: ntkfl.data.Federated) -> float:
-    return accuracy(digits, FedAvg(local_steps=20), BOOSTED, 12)
-
-
-@pytest.mark.parametrize("robust", ["clip", "median", "trimmed"])
-def test_boosted_updates_ruin_a_mean_and_no_robust_one(
-    robust: str, digits: ntkfl.data.Federated, ruined: float, monkeypatch: pytest.MonkeyPatch
+def test_boosted_updates_ruin_a_mean_and_no_clipped_one(
+    digits: ntkfl.data.Federated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ntkfl.methods.robust.UPDATE_LIMIT", 1.0)
-    assert ruined < 0.4
-    assert accuracy(digits, FedAvg(local_steps=20), BOOSTED, 12, updates=robust) > 0.75
+    assert accuracy(digits, FedAvg(local_steps=20), BOOSTED, 12) < 0.4
+    assert accuracy(digits, FedAvg(local_steps=20), BOOSTED, 12, updates="clip") > 0.75
 
 
 def history(fed: ntkfl.data.Federated, rounds: int, scale: float, **robust: Any) -> list[dict[str, Any]]:

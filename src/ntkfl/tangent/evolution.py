@@ -83,7 +83,6 @@ def evolve(
     kernel: str = "full",
     scheme: str = "flow",
     rtol: float = 1e-4,
-    most_products: int | None = None,
 ) -> Evolution:
     """Evolve outputs f0 [N, d2] towards labels y (classes [N] or real [N, d2]) along the linearisation J.
 
@@ -96,7 +95,6 @@ def evolve(
     kernel: "full" for J Jᵀ, exactly the linearised network f0 + J (w − w0), or "trace" for the kernel [N, N] that
         `J.kernel()` gives, the same for every output; the outputs are then not those of the linearised network.
     rtol: the relative error of each step of an integrated flow, from 1e-9 to below 1.
-    most_products: products with the kernel after which a flow ends, with the steps reached by then (at most 50,000).
 
     Cost: `flow` takes products in proportion to the square root of the stiffness, `paper` as many and a residual for
     each whole step, `descent` one for each step. `mse` with `trace` is solved in closed form, whatever ηt is, by the
@@ -138,7 +136,7 @@ def evolve(
         if scheme == "descent":
             return _descent(theta, start, Y, lr, wanted, criterion)
         integrated = _sampled_flow if scheme == "paper" else _flow
-        return integrated(theta, start, Y, lr, wanted, criterion, rtol, most_products)
+        return integrated(theta, start, Y, lr, wanted, criterion, rtol)
 
     if loss == "mse" and kernel == "trace" and scheme != "descent":
         residuals, trajectory, stats = _spectral(J, f0, Y, lr, wanted, scheme)
@@ -181,7 +179,7 @@ def _kernel_product(J: Jacobian, kernel: str) -> Product:
 
 
 def _flow(
-    theta: Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: Loss, rtol: float, most: int | None
+    theta: Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: Loss, rtol: float
 ) -> Solution:
     """R' = r(f0 + (η/N) Θ R), R(0) = 0, by Runge–Kutta–Chebyshev."""
     rate = lr / len(f0)
@@ -201,13 +199,13 @@ def _flow(
         return lambda v: loss.curvature_product(f, Y, rate * theta(v)).double()
 
     start = torch.zeros_like(f0, dtype=torch.float64)
-    states, stats = integrate(slope, start, steps, stiffness, rtol, rounding, most)
+    states, stats = integrate(slope, start, steps, stiffness, rtol, rounding)
     residuals = torch.stack(states) if states else f0.new_empty((0, *f0.shape))
     return residuals, lambda: torch.stack([outputs(R) for R in residuals]), stats
 
 
 def _sampled_flow(
-    theta: Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: Loss, rtol: float, most: int | None
+    theta: Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: Loss, rtol: float
 ) -> Solution:
     """R(t) = Σ_{u<t} r(f(u)) at whole u, f' = (η/N) Θ r(f), by Runge–Kutta–Chebyshev.
 
@@ -233,7 +231,7 @@ def _sampled_flow(
             outputs.append(f)
         total = total + loss.residual(f, Y)
 
-    _, stats = integrate(slope, start, range(1, int(steps[-1]) + 1), stiffness, rtol, 0.0, most, add)
+    _, stats = integrate(slope, start, range(1, int(steps[-1]) + 1), stiffness, rtol, collect=add)
     summed = torch.stack(residuals) if residuals else f0.new_empty((0, *f0.shape))
     return summed, lambda: torch.stack(outputs), stats
 

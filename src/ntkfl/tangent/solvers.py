@@ -46,7 +46,6 @@ def integrate(
     stiffness: Callable[[Tensor], Callable[[Tensor], Tensor]],
     rtol: float,
     rounding: float = 0.0,
-    most_products: int | None = None,
     collect: Callable[[Tensor], None] | None = None,
 ) -> tuple[list[Tensor], Statistics]:
     """States of y' = F(y) = `rhs`(y) at the increasing `times`, from `start` at time 0. Fewer, and
@@ -60,7 +59,7 @@ def integrate(
 
     The state is float64 whatever precision `rhs` computes in: the recursion amplifies rounding of its state by s².
     `rounding` is that precision: slopes carry it, times the stiffness, into what is interpolated (`_between`).
-    Evaluations of F and estimates of its stiffness are `most_products` at most, 50,000 where that is not given or more.
+    Evaluations of F and estimates of its stiffness are 50,000 at most.
     """
     stats = Statistics()
 
@@ -87,12 +86,11 @@ def integrate(
     rho = radius(y)
     h = _first_step(field, y, slope, rho, times[-1], rtol) if math.isfinite(rho) else 0.0
     previous_h, previous_error, since_radius = 0.0, 1.0, 0
-    allowed = MOST_PRODUCTS if most_products is None else min(most_products, MOST_PRODUCTS)
     while pending:
         if not math.isfinite(rho):
             stats.stopped = f"the kernel's largest eigenvalue is not finite at time {t:.3g} of {times[-1]:.3g}"
             break
-        room = allowed - stats.evaluations - 1  # of a step's stages; one more evaluation is for its error
+        room = MOST_PRODUCTS - stats.evaluations - 1  # of a step's stages; one more evaluation is for its error
         if stats.accepted + stats.rejected >= _MOST_STEPS or room < 2:
             cost = f"{stats.accepted + stats.rejected} steps and {stats.evaluations} products with the kernel"
             stats.stopped, stats.exhausted = f"{cost} reached only time {t:.3g} of {times[-1]:.3g}", True
