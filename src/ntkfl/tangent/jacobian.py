@@ -22,7 +22,6 @@ from torch import Tensor
 from ntkfl.errors import ModelError, NTKFLError
 
 RowIndex = int | slice | Sequence[int] | Tensor
-HALF_TYPES = (torch.float16, torch.bfloat16)  # their kernels are summed in float32: a sum may leave their range
 
 
 class Block(ABC):
@@ -115,8 +114,6 @@ class Jacobian(ABC):
 
         Computed by blocks of the upper triangle: half the products, and blocks that stay in a CPU's cache.
         """
-        if self.dtype in HALF_TYPES:
-            return self.to(torch.float32).kernel().to(self.dtype)
         H = torch.empty(len(self), len(self), dtype=self.dtype, device=self.device)
         size = 512 if self.device.type == "cpu" else 8192
         at = [slice(i, min(i + size, len(self))) for i in range(0, len(self), size)]
@@ -231,9 +228,6 @@ class BlockJacobian(Jacobian):
         check_same_network([self, other])
         if not isinstance(other, BlockJacobian):
             return other.gram(self).T
-        if self.dtype in HALF_TYPES:
-            wide = self.to(torch.float32)
-            return wide.gram(wide if other is self else other.to(torch.float32)).to(self.dtype)
         if self.layout != other.layout:
             return _dense_gram(self, other)
         total = self.blocks[0].gram(other.blocks[0])
