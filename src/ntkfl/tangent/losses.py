@@ -116,7 +116,7 @@ class CrossEntropy(Loss):
         """√p ∘ z − p (√pᵀ z) for random signs z.
 
         K-FAC usually draws a label from p instead, and takes its gradient. Where predictions are confident, that is
-        nearly 0 for most samples and large for a few: a cohort's mean would be far too small, or too large.
+        nearly 0 for most samples and large for a few: a mean over few samples would be far too small, or too large.
         """
         p = f.softmax(dim=-1)
         signed = p.sqrt() * _signs(p, generator)
