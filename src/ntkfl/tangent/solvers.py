@@ -21,6 +21,7 @@ MOST_STAGES = 2000
 _MOST_STEPS = 10_000
 MOST_PRODUCTS = 50_000  # flows met so far need hundreds to a few thousand
 _DOUBT = 0.05  # a slope this wrong, relative to the step's, and the state is not trusted
+_ITERATIONS, _TOLERANCE = 20, 0.05  # of a power iteration for the spectral radius
 _RADIUS_EVERY = 25  # steps between two estimates of the spectral radius; it falls as outputs sharpen
 
 
@@ -214,22 +215,20 @@ def _hermite(s: float, h: float, y0: Tensor, f0: Tensor, y1: Tensor, f1: Tensor)
     return values.add_(f0, alpha=h * s * (1 - s) ** 2).add_(f1, alpha=-h * s * s * (1 - s))
 
 
-def largest_eigenvalue(
-    product: Callable[[Tensor], Tensor], start: Tensor, iterations: int = 20, tolerance: float = 0.05
-) -> tuple[float, Tensor, int]:
+def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> tuple[float, Tensor, int]:
     """Power iteration for an operator with real nonnegative spectrum: an estimate from below, its vector, products.
 
     A start close to the answer, the vector of an earlier call, ends it after two products.
     """
     v = start / start.norm().clamp_min(1e-300)
     value = 0.0
-    for count in range(1, iterations + 1):
+    for count in range(1, _ITERATIONS + 1):
         image = product(v)
         norm = float(image.norm())
         if not norm > 0 or not math.isfinite(norm):
             return norm, v, count
         v = image / norm
-        if abs(norm - value) <= tolerance * norm:
+        if abs(norm - value) <= _TOLERANCE * norm:
             return norm, v, count
         value = norm
-    return value, v, iterations
+    return value, v, _ITERATIONS

@@ -166,6 +166,7 @@ class SumNTKFL(Method):
     # -- The server --------------------------------------------------------------------------------------------------
 
     def start(self, task: Task, weights: Tensor) -> State:
+        """With μ, a caution of 1, and no constant factors yet; what the network decides goes to `task.notes`."""
         task.notes += self._notes(task)
         numbers = {_MU: torch.tensor(self.mu, dtype=torch.float64), _CAUTION: torch.tensor(1.0, dtype=torch.float64)}
         return super().start(task, weights) | no_factors_yet(weights) | numbers
