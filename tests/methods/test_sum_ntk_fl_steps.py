@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ntkfl.federation.server import ServerState
 from ntkfl.methods import ClientRound, Outcome, State, SumNTKFL, Task
 from ntkfl.methods.replies import Reply
-from ntkfl.methods.sums.robust_sums import ClientSums, bounded_gradient, trimmed_losses
-from ntkfl.methods.sums.sum_ntk_fl import BACK, RELAX
+from ntkfl.methods.sums.curvature_reply import ClientSums, trimmed_losses
+from ntkfl.methods.sums.sum_ntk_fl import BACK, RELAX, bounded_gradient
 from ntkfl.tangent import Flow, Sums
 from ntkfl.wire import Message
 from tests.methods.rounds import convolutional, play, play_rounds, pooled, small_clients, small_task

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -119,13 +117,6 @@ def test_evolution_equals_that_of_the_dense_jacobian(kernel: str, scheme: str) -
 
 
 class TestMatrices:
-    def test_never_travel(self) -> None:
-        block = case(5, 2, 6, 4)[0].blocks[0]
-        assert isinstance(block, SparseBlock)
-        block.add_jvp(torch.zeros(5, 2).double(), torch.ones(6).double())
-        assert block._compressed is not None
-        assert pickle.loads(pickle.dumps(block))._compressed is None
-
     def test_wide_indices(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What d2·d or N·k of 2^31 and more would take."""
         assert SparseBlock(torch.ones(1, 1), torch.tensor([[2**31]]), 1, 2**31 + 1).positions.dtype == torch.int64

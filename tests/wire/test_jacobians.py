@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.errors import MessageError
 from ntkfl.tangent.jacobian import BlockJacobian
-from ntkfl.wire import Message, join_rows, pack_jacobian, split_rows, unpack_jacobian
+from ntkfl.wire.jacobians import pack_jacobian, unpack_jacobian
+from ntkfl.wire.message import Message, join_rows, split_rows
 from tests.tangent.architectures import ARCHITECTURES, build
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ntkfl.errors import MessageError
-from ntkfl.wire import Message, pack_labels
+from ntkfl.wire.message import Message, pack_labels
 
 
 def test_take_checks_what_it_takes() -> None:

@@ -45,7 +45,6 @@ from ntkfl.methods.task import statistics
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sum_accounting import Participation
 from ntkfl.progress import ProgressBar, percent, plural
-from ntkfl.tangent.jacobian import HALF_TYPES
 from ntkfl.tangent.model_check import refuses_autocast
 from ntkfl.tangent.parameters import eager, flatten, full_precision, trainable
 from ntkfl.version import __version__
@@ -389,7 +388,7 @@ class Simulation:
 
     def _check_model(self, x: torch.Tensor) -> None:
         """Fail before the first round where the model cannot be trained on inputs such as x [n, …]."""
-        if half := {p.dtype for p in trainable(self.task.model).values()} & set(HALF_TYPES):
+        if half := {p.dtype for p in trainable(self.task.model).values()} & {torch.float16, torch.bfloat16}:
             raise ModelError(
                 f"the model's weights are {str(half.pop()).removeprefix('torch.')}, in which steps get lost: train it "
                 "in float32, model.float(), and convert run.model afterwards"

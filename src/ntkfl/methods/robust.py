@@ -18,15 +18,12 @@ from ntkfl.options import Options
 
 _MAJORITY = 3  # clients of whom two can outvote one: of fewer, nobody's numbers measure the others'
 UPDATE_LIMIT = 1.5  # of clip: the longest update, in units of the median one's length
-_TRIM = 0.2  # share of clients that `trimmed` leaves out at both ends
 
 
 class Robust(Options):
     """Bounds by kind of reply."""
 
-    updates: Literal["mean", "clip", "median", "trimmed"] = Field(
-        "mean", description="updates: their mean, or their mean with none too long, their median, their trimmed mean"
-    )
+    updates: Literal["mean", "clip"] = Field("mean", description="updates: their mean, or that with none too long")
     row_clip: float | None = Field(None, gt=0, description="rows: longest Jacobian, in units of the median row's")
     trim_losses: float = Field(
         0.0, ge=0, lt=0.5, description="rows: share of clients left out at both ends of what they report on candidates"
@@ -39,20 +36,13 @@ class Robust(Options):
         return Robust(updates="clip" if "update" in kinds else "mean", **rows)
 
     def combine(self, vectors: Sequence[Tensor], p: Tensor, base: Tensor | None = None) -> Tensor:
-        """Σ_m p_m v_m, or what `updates` says of the changes v_m − base: none longer than 1.5 times the median one
-        ("clip"), their median or trimmed mean by coordinate, where clients all count the same. [d]
-        """
+        """Σ_m p_m v_m of vectors v_m [d]; with "clip" no change v_m − base is longer than 1.5 times the median one."""
         if self.updates == "mean":
             return weighted_sum(vectors, p)
         zero = torch.zeros_like(vectors[0]) if base is None else base
-        if self.updates == "clip":
-            lengths: Tensor = torch.stack([(v - zero).double().norm() for v in vectors])
-            factors = clip_factors(lengths, UPDATE_LIMIT).to(p)
-            return weighted_sum(
-                [v if f == 1 else zero + f * (v - zero) for v, f in zip(vectors, factors, strict=True)], p
-            )
-        changes = torch.stack([v - zero for v in vectors])
-        return zero + (median(changes) if self.updates == "median" else trimmed_mean(changes, _TRIM))
+        lengths: Tensor = torch.stack([(v - zero).double().norm() for v in vectors])
+        factors = clip_factors(lengths, UPDATE_LIMIT).to(p)
+        return weighted_sum([v if f == 1 else zero + f * (v - zero) for v, f in zip(vectors, factors, strict=True)], p)
 
 
 def weighted_sum(vectors: Sequence[Tensor], p: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -24,11 +25,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ntkfl.crypto.context import Secret, bind
-from ntkfl.errors import ConfigError, ModelError, unknown
+from ntkfl.errors import ConfigError, ModelError
 
 Floats = NDArray[np.float64]
 
-KINDS = ("gaussian", "smooth")
 SEED_BYTES = 32
 _VANISHED = 1e-10  # a column this short is all rounding
 
@@ -69,14 +69,14 @@ class Projection:
         return (flat @ self.matrix.to(flat)).mul_(self.scale)
 
 
-def make_projection(secret: RunSecret, input_shape: Sequence[int], outputs: int, kind: str = "gaussian") -> Projection:
+def make_projection(
+    secret: RunSecret, input_shape: Sequence[int], outputs: int, kind: Literal["gaussian", "smooth"] = "gaussian"
+) -> Projection:
     """The projection of a run from inputs of this shape, d1 numbers in all, to d1' = `outputs` features.
 
     The Gaussian P is divided by √d1, which keeps a projected feature at the size of an input's root mean square; the
     paper does not, and its z is √d1 times larger. Orthonormal columns have that size by themselves.
     """
-    if kind not in KINDS:
-        raise unknown("projection", kind, KINDS)
     inputs = math.prod(input_shape)
     if not 1 <= outputs < inputs:
         raise ConfigError(f"a projection must go to fewer features than the {inputs} there are, got {outputs}")

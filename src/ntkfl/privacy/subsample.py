@@ -11,8 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ntkfl.errors import ConfigError
-
 
 def subsample(count: int, rate: float, generator: random.Random, most: int | None = None) -> Tensor:
     """Indices of max(1, round(β·n)) of n samples, ascending; all of them at β = 1, without a draw. int64 [n'].
@@ -21,10 +19,6 @@ def subsample(count: int, rate: float, generator: random.Random, most: int | Non
 
     A deployed client gives `random.SystemRandom()`: whoever knew the generator would know which samples were used.
     """
-    if not 0 < rate <= 1:
-        raise ConfigError(f"the subsampling rate must lie in (0, 1], got {rate}")
-    if count < 1:
-        raise ConfigError("there is nothing to sample from")
     if rate == 1 and (most is None or count <= most):
         return torch.arange(count)
     wanted = eligible(count, rate)

@@ -133,8 +133,11 @@ def with_ones(seen: Tensor, block: FactoredBlock) -> Tensor:
 
 
 def _chunks(x: Tensor, Y: Tensor, working: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows and their targets, as many at a time as are differentiated at once where a row takes `working` numbers."""
+    """Rows and their targets, as many at a time as are differentiated at once where a row takes `working` numbers; up
+    to twice as many where these are few, as the calls of a deep network's layers take longer than their arithmetic.
+    """
     rows = max(1, numbers_at_once(x) // working)
+    rows = min(2 * rows, max(rows, 32))
     return zip(torch.split(x, rows), torch.split(Y, rows), strict=True)
 
 
@@ -197,7 +200,9 @@ class _Totals:
         by_group = rows.flatten(0, -3).transpose(0, 1)
         n = by_group.shape[2]
         if n <= self.largest:
-            square = torch.stack([row_products(v, v) for v in by_group.mT.contiguous()]) * scale
+            v = by_group.mT.contiguous()
+            # Normalisation has a group for each channel: one batched product in place of many small ones.
+            square = (row_products(v[0], v[0]).unsqueeze(0) if len(v) == 1 else v @ v.mT) * scale
             self.squares[name] = square.add_(self.squares[name]) if name in self.squares else square
             return
         probed = by_group.mT @ (by_group @ probe_matrix(n, sketch_rank(n)).to(rows))

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, DataError, NumericalError, unknown
 from ntkfl.tangent.jacobian import Jacobian, check_jacobian
-from ntkfl.tangent.losses import AnyLoss, Loss, find_loss, per_sample
+from ntkfl.tangent.losses import LOSSES, AnyLoss, Loss, find_loss, per_sample
 from ntkfl.tangent.solvers import Statistics, integrate
 
 KERNELS = ("full", "trace")
@@ -83,7 +83,6 @@ def evolve(
     kernel: str = "full",
     scheme: str = "flow",
     rtol: float = 1e-4,
-    most_products: int | None = None,
 ) -> Evolution:
     """Evolve outputs f0 [N, d2] towards labels y (classes [N] or real [N, d2]) along the linearisation J.
 
@@ -96,7 +95,6 @@ def evolve(
     kernel: "full" for J Jᵀ, exactly the linearised network f0 + J (w − w0), or "trace" for the kernel [N, N] that
         `J.kernel()` gives, the same for every output; the outputs are then not those of the linearised network.
     rtol: the relative error of each step of an integrated flow, from 1e-9 to below 1.
-    most_products: products with the kernel after which a flow ends, with the steps reached by then (at most 50,000).
 
     Cost: `flow` takes products in proportion to the square root of the stiffness, `paper` as many and a residual for
     each whole step, `descent` one for each step. `mse` with `trace` is solved in closed form, whatever ηt is, by the
@@ -129,7 +127,9 @@ def evolve(
 
     if scheme == "paper" and kernel != "trace":
         raise ConfigError("scheme 'paper' is the paper's sum, of its kernel 'trace'; use 'flow' for the full one")
-    if not bool(criterion.beyond_rounding(f0, Y.to(f0.dtype)).norm() > 0):  # nothing to learn: R stays 0
+    # What the rounding of f, and of a softmax, can make of targets that are met exactly.
+    rounding = 16 * torch.finfo(f0.dtype).eps * Y.abs() if loss in LOSSES else torch.zeros_like(Y)
+    if not bool((criterion.residual(f0, Y.to(f0.dtype)).abs() > rounding).any()):  # nothing to learn: R stays 0
         still = f0.expand(len(wanted), N, d2)
         return Evolution(J, lr, wanted, torch.zeros_like(still), lambda: still)
 
@@ -138,7 +138,7 @@ def evolve(
         if scheme == "descent":
             return _descent(theta, start, Y, lr, wanted, criterion)
         integrated = _sampled_flow if scheme == "paper" else _flow
-        return integrated(theta, start, Y, lr, wanted, criterion, rtol, most_products)
+        return integrated(theta, start, Y, lr, wanted, criterion, rtol)
 
     if loss == "mse" and kernel == "trace" and scheme != "descent":
         residuals, trajectory, stats = _spectral(J, f0, Y, lr, wanted, scheme)
@@ -181,7 +181,7 @@ def _kernel_product(J: Jacobian, kernel: str) -> Product:
 
 
 def _flow(
-    theta: Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: Loss, rtol: float, most: int | None
+    theta: Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: Loss, rtol: float
 ) -> Solution:
     """R' = r(f0 + (η/N) Θ R), R(0) = 0, by Runge–Kutta–Chebyshev."""
     rate = lr / len(f0)
@@ -201,13 +201,13 @@ def _flow(
         return lambda v: loss.curvature_product(f, Y, rate * theta(v)).double()
 
     start = torch.zeros_like(f0, dtype=torch.float64)
-    states, stats = integrate(slope, start, steps, stiffness, rtol, rounding, most)
+    states, stats = integrate(slope, start, steps, stiffness, rtol, rounding)
     residuals = torch.stack(states) if states else f0.new_empty((0, *f0.shape))
     return residuals, lambda: torch.stack([outputs(R) for R in residuals]), stats
 
 
 def _sampled_flow(
-    theta: Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: Loss, rtol: float, most: int | None
+    theta: Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: Loss, rtol: float
 ) -> Solution:
     """R(t) = Σ_{u<t} r(f(u)) at whole u, f' = (η/N) Θ r(f), by Runge–Kutta–Chebyshev.
 
@@ -233,7 +233,7 @@ def _sampled_flow(
             outputs.append(f)
         total = total + loss.residual(f, Y)
 
-    _, stats = integrate(slope, start, range(1, int(steps[-1]) + 1), stiffness, rtol, 0.0, most, add)
+    _, stats = integrate(slope, start, range(1, int(steps[-1]) + 1), stiffness, rtol, collect=add)
     summed = torch.stack(residuals) if residuals else f0.new_empty((0, *f0.shape))
     return summed, lambda: torch.stack(outputs), stats
 
@@ -268,10 +268,7 @@ def _spectral(J: Jacobian, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[flo
     Accumulated residuals per eigenvalue: ∫_0^t e^{−hλu} du (`flow`) or Σ_{u<t} e^{−hλu} (`paper`), both t as λ → 0.
     """
     N, d2 = f0.shape
-    H, stats = J.kernel().double(), Statistics(evaluations=1)
-    if not bool(H.isfinite().all()) and J.dtype != torch.float64:
-        H, stats = J.double().kernel(), Statistics(evaluations=2, fallback="products in float64: the kernel overflowed")
-    eigenvalues, Q = torch.linalg.eigh(_finite(H))
+    eigenvalues, Q = torch.linalg.eigh(_finite(J.kernel().double()))
     decay = eigenvalues.clamp_min(0) * (lr / (N * d2))  # [N]; the kernel is positive semidefinite up to rounding
     t = torch.tensor(steps, dtype=torch.float64, device=f0.device).unsqueeze(1)  # [S, 1]
     per_step = torch.expm1(-decay) if scheme == "paper" else -decay
@@ -279,7 +276,7 @@ def _spectral(J: Jacobian, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[flo
     weight = torch.where(tiny, t, torch.expm1(-decay * t) / torch.where(tiny, 1.0, per_step))  # [S, N]
     start = Q.T @ (Y - f0.double())  # [N, d2]
     residuals = Q @ (weight.unsqueeze(-1) * start) / d2
-    return residuals, lambda: Y - Q @ (torch.exp(-decay * t).unsqueeze(-1) * start), stats
+    return residuals, lambda: Y - Q @ (torch.exp(-decay * t).unsqueeze(-1) * start), Statistics(evaluations=1)
 
 
 def _finite(values: Tensor) -> Tensor:

@@ -89,10 +89,6 @@ class Loss:
             raise DataError("targets have values that are not finite")
         return y.to(dtype)
 
-    def beyond_rounding(self, f: Tensor, Y: Tensor) -> Tensor:
-        """r, with 0 where prediction and target differ by rounding alone. All 0: there is nothing to learn."""
-        return self.residual(f, Y)
-
 
 class CrossEntropy(Loss):
     """`ce`: −Σ_j Y_j log softmax(f)_j."""
@@ -120,7 +116,7 @@ class CrossEntropy(Loss):
         """√p ∘ z − p (√pᵀ z) for random signs z.
 
         K-FAC usually draws a label from p instead, and takes its gradient. Where predictions are confident, that is
-        nearly 0 for most samples and large for a few: a cohort's mean would be far too small, or too large.
+        nearly 0 for most samples and large for a few: a mean over few samples would be far too small, or too large.
         """
         p = f.softmax(dim=-1)
         signed = p.sqrt() * _signs(p, generator)
@@ -137,9 +133,6 @@ class CrossEntropy(Loss):
         if y.is_floating_point() and (float(y.min()) < 0 or not torch.allclose(y.sum(1), y.new_ones(()), atol=1e-4)):
             raise DataError("with loss 'ce', real-valued targets must be probabilities: nonnegative rows that sum to 1")
         return Y
-
-    def beyond_rounding(self, f: Tensor, Y: Tensor) -> Tensor:
-        return _beyond(self.residual(f, Y), 1, Y)
 
 
 class MeanSquared(Loss):
@@ -160,9 +153,6 @@ class MeanSquared(Loss):
         """I/√d2."""
         d2 = f.shape[-1]
         return (torch.eye(d2, dtype=f.dtype, device=f.device) / math.sqrt(d2)).expand(*f.shape[:-1], d2, d2)
-
-    def beyond_rounding(self, f: Tensor, Y: Tensor) -> Tensor:
-        return _beyond(self.residual(f, Y), f.shape[-1], Y)
 
 
 class _Function(Loss):
@@ -245,8 +235,3 @@ def _softmax(f: Tensor) -> Tensor:
     """By hand: on a CPU PyTorch's own takes three times as long for rows as short as classes are."""
     powers = (f - f.amax(dim=-1, keepdim=True)).exp_()
     return powers.div_(powers.sum(dim=-1, keepdim=True))
-
-
-def _beyond(r: Tensor, scale: int, Y: Tensor) -> Tensor:
-    """r without what the rounding of f, and of a softmax, can make of targets Y that are met exactly."""
-    return r.masked_fill(scale * r.abs() <= 16 * torch.finfo(r.dtype).eps * Y.abs(), 0.0)

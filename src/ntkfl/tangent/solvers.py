@@ -21,6 +21,7 @@ MOST_STAGES = 2000
 _MOST_STEPS = 10_000
 MOST_PRODUCTS = 50_000  # flows met so far need hundreds to a few thousand
 _DOUBT = 0.05  # a slope this wrong, relative to the step's, and the state is not trusted
+_ITERATIONS, _TOLERANCE = 20, 0.05  # of a power iteration for the spectral radius
 _RADIUS_EVERY = 25  # steps between two estimates of the spectral radius; it falls as outputs sharpen
 
 
@@ -46,7 +47,6 @@ def integrate(
     stiffness: Callable[[Tensor], Callable[[Tensor], Tensor]],
     rtol: float,
     rounding: float = 0.0,
-    most_products: int | None = None,
     collect: Callable[[Tensor], None] | None = None,
 ) -> tuple[list[Tensor], Statistics]:
     """States of y' = F(y) = `rhs`(y) at the increasing `times`, from `start` at time 0. Fewer, and
@@ -60,7 +60,7 @@ def integrate(
 
     The state is float64 whatever precision `rhs` computes in: the recursion amplifies rounding of its state by s².
     `rounding` is that precision: slopes carry it, times the stiffness, into what is interpolated (`_between`).
-    Evaluations of F and estimates of its stiffness are `most_products` at most, 50,000 where that is not given or more.
+    Evaluations of F and estimates of its stiffness are 50,000 at most.
     """
     stats = Statistics()
 
@@ -87,12 +87,11 @@ def integrate(
     rho = radius(y)
     h = _first_step(field, y, slope, rho, times[-1], rtol) if math.isfinite(rho) else 0.0
     previous_h, previous_error, since_radius = 0.0, 1.0, 0
-    allowed = MOST_PRODUCTS if most_products is None else min(most_products, MOST_PRODUCTS)
     while pending:
         if not math.isfinite(rho):
             stats.stopped = f"the kernel's largest eigenvalue is not finite at time {t:.3g} of {times[-1]:.3g}"
             break
-        room = allowed - stats.evaluations - 1  # of a step's stages; one more evaluation is for its error
+        room = MOST_PRODUCTS - stats.evaluations - 1  # of a step's stages; one more evaluation is for its error
         if stats.accepted + stats.rejected >= _MOST_STEPS or room < 2:
             cost = f"{stats.accepted + stats.rejected} steps and {stats.evaluations} products with the kernel"
             stats.stopped, stats.exhausted = f"{cost} reached only time {t:.3g} of {times[-1]:.3g}", True
@@ -216,22 +215,20 @@ def _hermite(s: float, h: float, y0: Tensor, f0: Tensor, y1: Tensor, f1: Tensor)
     return values.add_(f0, alpha=h * s * (1 - s) ** 2).add_(f1, alpha=-h * s * s * (1 - s))
 
 
-def largest_eigenvalue(
-    product: Callable[[Tensor], Tensor], start: Tensor, iterations: int = 20, tolerance: float = 0.05
-) -> tuple[float, Tensor, int]:
+def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> tuple[float, Tensor, int]:
     """Power iteration for an operator with real nonnegative spectrum: an estimate from below, its vector, products.
 
     A start close to the answer, the vector of an earlier call, ends it after two products.
     """
     v = start / start.norm().clamp_min(1e-300)
     value = 0.0
-    for count in range(1, iterations + 1):
+    for count in range(1, _ITERATIONS + 1):
         image = product(v)
         norm = float(image.norm())
         if not norm > 0 or not math.isfinite(norm):
             return norm, v, count
         v = image / norm
-        if abs(norm - value) <= tolerance * norm:
+        if abs(norm - value) <= _TOLERANCE * norm:
             return norm, v, count
         value = norm
-    return value, v, iterations
+    return value, v, _ITERATIONS

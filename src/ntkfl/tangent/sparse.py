@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Hashable
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -83,10 +83,6 @@ class SparseBlock(Block):
 
     def scaled(self, factors: Tensor) -> Self:
         return self.with_tensors((self.values * factors[:, None], self.positions))
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Copies and pickles carry what is stored, not what can be built from it.
-        return self.__dict__ | {"_compressed": None}
 
     def _matrices(self) -> tuple[Tensor, Tensor]:
         """J [N·d2, d] and Jᵀ [d, N·d2]."""

@@ -5,7 +5,7 @@ Everything in a reply adds up: the reply of all clients is the sum of theirs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods.replies import LARGEST_LOSS, SAMPLES, WEIGHTS, Sums
-from ntkfl.methods.sums.robust_sums import ClientSums, trimmed_losses
 from ntkfl.methods.task import Task
 from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, REST
 from ntkfl.tangent.sums import Sums as TangentSums
@@ -27,6 +26,8 @@ LOSSES, FRESH, CURVATURE, CHANGE, ASKS = "losses", "fresh", "curvature", "change
 _ACCEPTED, _STEP, _SCALE = "accepted", "step", "scale"
 _LARGEST_CURVATURE = 1e4  # of one sample, in secure sums
 _INPUT_LIMIT = 100.0  # secure sums: an input factor sums squares over positions, and exceeds other arrays by so much
+TRIMMED = 0.2  # share of clients at either end whose losses do not count when two weights are compared
+FAR = 10.0  # the most that a client's loss counts for, in units of the median client's
 _ROUGH = 2.0**-5  # part of the accepted weights' norm by which 8 bits may miss them
 
 
@@ -131,6 +132,14 @@ class StepCurvature(Sums):
         return torch.tensor([[self.curvature / self.samples]], dtype=torch.float64)
 
 
+class ClientSums(NamedTuple):
+    """A client's gradient, summed over its samples, [d]; how many these are, []; its sums of losses, [1] or [2]."""
+
+    gradient: Tensor
+    samples: Tensor
+    losses: Tensor
+
+
 class Total(NamedTuple):
     """What the replies of a cohort add up to."""
 
@@ -148,6 +157,21 @@ class Total(NamedTuple):
     @property
     def samples(self) -> Tensor:
         return self.sums.arrays[SAMPLES]
+
+
+def trimmed_losses(clients: Sequence[ClientSums]) -> Tensor:
+    """Mean losses [2] without the clients whose loss grew most, and least, from the second weights to the first, and
+    with none that drowns the others: a few liars must not make a good step look bad, nor a bad one good.
+    """
+    losses = torch.stack([client.losses for client in clients])
+    samples = torch.stack([client.samples for client in clients]).double()
+    order = (losses[:, 0].clamp(min=1e-30).log() - losses[:, 1].clamp(min=1e-30).log()).argsort()
+    cut = int(TRIMMED * len(clients))
+    kept = order[cut : len(clients) - cut]
+    means = losses[kept] / samples[kept].unsqueeze(1)
+    most = FAR * means[:, 1].median()
+    means = means * (most / means[:, 1].clamp(min=1e-30)).clamp(max=1).unsqueeze(1)
+    return (samples[kept] @ means) / samples[kept].sum()
 
 
 def add_up(replies: list[CurvatureSums], like: Tensor, losses: int, single: bool) -> Total:

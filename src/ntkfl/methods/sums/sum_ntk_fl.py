@@ -38,16 +38,17 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ntkfl.errors import NumericalError
+from ntkfl.errors import NumericalError, TooFew
 from ntkfl.methods.base import Method, Outcome, Outgoing, Replies, Round
 from ntkfl.methods.replies import SAMPLES, WEIGHTS, Reply
-from ntkfl.methods.sums.constant_factors import constant_factors, no_factors_yet, still_asked
+from ntkfl.methods.robust import clip_factors, fair_counts
 from ntkfl.methods.sums.curvature_reply import (
     ASKS,
     CHANGE,
     CURVATURE,
     FRESH,
     LOSSES,
+    ClientSums,
     CurvatureSums,
     StepCurvature,
     accepted_weights,
@@ -55,18 +56,18 @@ from ntkfl.methods.sums.curvature_reply import (
     weights_question,
 )
 from ntkfl.methods.sums.last_layer import trains_alone
-from ntkfl.methods.sums.robust_sums import bounded_gradient
 from ntkfl.methods.task import ClientRound, State, Task, check_finite
 from ntkfl.tangent import Flow, Sums, curvature_sums
 from ntkfl.tangent.curvature import LARGEST, step_curvature
+from ntkfl.tangent.flow import Eigen, eigen
 from ntkfl.tangent.losses import find_loss, per_sample
-from ntkfl.tangent.sums import GRADIENT, is_constant
+from ntkfl.tangent.sums import GRADIENT, Factor, Layer, is_constant
 from ntkfl.wire.message import Message
 
 TOLERANCE, BACK, RELAX = 0.5, 4.0, 2.0
 LARGEST_MU = 1e6  # that is measured, in units of the option's
 _OVERFLOW = 1e300  # the loss sum of weights that overflow
-_COHORTS = 2  # that are asked for constant factors, at most
+_MOST_COHORTS = 2  # that are asked for constant factors, at most
 _SENT = "constant_factors_sent"  # a client's memory: the round in which it sent them
 # For a linear head on frozen features Ĉ of all clients is nearly C: μ is small, the flow runs
 # to its end, and nothing is averaged, smoothed or rounded. From zero the first step is the ridge solution.
@@ -83,6 +84,10 @@ _HEAD: dict[str, Any] = {
 # The server's state: the last weights that a cohort accepted and the sums taken there; μ as measured there; by how much
 # μ and δ are raised, and the bound lowered.
 _ACCEPTED, _LAST, _MU, _CAUTION = "accepted", "last/", "mu", "caution"
+# While constant factors are asked for, their total, its samples and the number of cohorts; then their spectra.
+TOTAL, COUNT = "total/", "constant_samples"
+_SETTLED = 0.1  # part of a mean's norm by which a cohort may still change it
+_VALUES, _VECTORS, _COHORTS = "values/", "vectors/", "constant_cohorts"
 
 
 class SumNTKFL(Method):
@@ -161,6 +166,7 @@ class SumNTKFL(Method):
     # -- The server --------------------------------------------------------------------------------------------------
 
     def start(self, task: Task, weights: Tensor) -> State:
+        """With μ, a caution of 1, and no constant factors yet; what the network decides goes to `task.notes`."""
         task.notes += self._notes(task)
         numbers = {_MU: torch.tensor(self.mu, dtype=torch.float64), _CAUTION: torch.tensor(1.0, dtype=torch.float64)}
         return super().start(task, weights) | no_factors_yet(weights) | numbers
@@ -176,7 +182,7 @@ class SumNTKFL(Method):
         # (1) The cohort's sums at w, and its losses there and at w₀.
         replies = yield weights_question(round, w, w0, still_asked(state), self.values == "float16")
         total = add_up(replies, task.like, losses=1 if w0 is None else 2, single=limit > 0)
-        kept, spectra = constant_factors(state, total.sums, total.fresh, 1 if exact else _COHORTS)
+        kept, spectra = constant_factors(state, total.sums, total.fresh, 1 if exact else _MOST_COHORTS)
         L, *L0 = total.mean_losses()
 
         if w0 is None or bool(L0[0] + TOLERANCE * self._unit(L0[0]) >= L):
@@ -301,3 +307,71 @@ class SumNTKFL(Method):
 
 def _shown(value: object) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# -- Constant factors --------------------------------------------------------------------------------------------------
+# Their inputs do not depend on any trained weight, so they are the same in every round, and asked for in a few only.
+
+
+def no_factors_yet(weights: Tensor) -> State:
+    """Before the first round: no samples and no cohorts are behind them."""
+    return {COUNT: torch.zeros((), dtype=weights.dtype, device=weights.device), _COHORTS: torch.tensor(0)}
+
+
+def still_asked(state: State) -> bool:
+    """Whether the round's question asks for them."""
+    return _COHORTS in state
+
+
+def spectra_of(state: State) -> dict[Layer, Eigen]:
+    """By layer, once factors are no longer asked for."""
+    known = {n.removeprefix(_VALUES): t for n, t in state.items() if n.startswith(_VALUES)}
+    return {Layer.parse(name): Eigen(t, state.get(_VECTORS + name)) for name, t in known.items()}
+
+
+def constant_factors(state: State, sums: Sums, fresh: int, most: int) -> tuple[State, dict[Layer, Eigen]]:
+    """What the next state holds of them, and their spectra by layer. `fresh` samples of this round are behind them.
+
+    They are asked for until a cohort changes every mean by less than a tenth of its norm, in `most` rounds at most.
+    """
+    if not still_asked(state):
+        return {name: t for name, t in state.items() if name.startswith((_VALUES, _VECTORS))}, spectra_of(state)
+    count, cohorts = state[COUNT] + fresh, int(state[_COHORTS]) + 1
+    kept, spectra, moved = {COUNT: count, _COHORTS: torch.tensor(cohorts)}, {}, 0.0
+    for shaped in sums.layers():
+        if not shaped.constant or shaped.inputs is None:
+            continue
+        if float(count) < 1:
+            raise TooFew("no client sent the factor of its inputs: they sent it before, and it was lost")
+        before = state.get(TOTAL + shaped.layer.name)
+        total = shaped.inputs.values if before is None else before + shaped.inputs.values
+        kept[TOTAL + shaped.layer.name] = total
+        spectra[shaped.layer] = eigen(Factor(total, shaped.inputs.form), count)
+        change = total / count if before is None else total / count - before / state[COUNT]
+        moved = max(moved, float(change.norm() / (total / count).norm().clamp(min=1e-30)))
+    if moved > _SETTLED and cohorts < most:
+        return kept, spectra
+    kept = {_VALUES + layer.name: own.values for layer, own in spectra.items()}
+    vectors = {_VECTORS + layer.name: own.vectors for layer, own in spectra.items() if own.vectors is not None}
+    return kept | vectors, spectra
+
+
+# -- Byzantine clients -------------------------------------------------------------------------------------------------
+
+
+def bounded_gradient(
+    flow: Flow, clients: Sequence[ClientSums], limit: float, time: float | None, mu: float, delta: float
+) -> tuple[Tensor, int]:
+    """The mean gradient Σ_m c_m s_m g_m / Σ_m s_m n_m, [d], and how many clients have c_m s_m < 1.
+
+    s_m ≤ 1 makes a client's samples n_m count for at most `limit` times the median client's; c_m ≤ 1 makes its own step
+    P g_m / n_m at most `limit` times as long as the median one. The step Δ = Σ_m P g_m / N is linear in the gradients,
+    so a minority of Byzantine clients moves it by a bounded length. P g_m is what is bounded, as a gradient along
+    directions of little curvature is short and still moves the weights far.
+    """
+    samples = torch.stack([client.samples for client in clients])
+    steps = flow.step_lengths([client.gradient / client.samples for client in clients], time, mu, delta)
+    shares = fair_counts(samples, limit) / samples
+    factors = clip_factors(steps, limit) * shares
+    gradient = torch.stack([factor * client.gradient for factor, client in zip(factors, clients, strict=True)]).sum(0)
+    return gradient / (shares * samples).sum(), int((factors < 1).sum())
