@@ -278,7 +278,9 @@ def test_a_service_that_never_stops_answering_fills_nobodys_memory(tmp_path: Pat
         assert request.headers["accept-encoding"] == "identity"
         return httpx.Response(status, headers={"content-encoding": encoding}, content=endless())
 
-    client._http = httpx.Client(base_url=client.url, headers=client._http.headers, transport=httpx.MockTransport(answer))
+    client._http = httpx.Client(
+        base_url=client.url, headers=client._http.headers, transport=httpx.MockTransport(answer)
+    )
     with refusal("too-large"):
         client.ask("GET", "/")
 

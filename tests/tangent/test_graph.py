@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -149,3 +150,21 @@ def test_parameters_that_do_not_fit_are_refused() -> None:
         ntkfl.jacobian(model, x, params={"weigth": value})
     with pytest.raises(ModelError, match=r"must have shape \[\d+, \d+\], got \[1\]"):
         ntkfl.jacobian(model, x, params={name: torch.zeros(1)})
+
+
+@pytest.mark.parametrize("form", ["auto", "dense"])
+def test_scipy_solves_with_it(form: str) -> None:
+    linalg = pytest.importorskip("scipy.sparse.linalg")
+    model, x = build("deep tanh")
+    J = ntkfl.jacobian(model, x, form)
+    dense, A = J.dense().flatten(0, 1).numpy(), J.to_scipy()
+    assert A.shape == dense.shape
+    assert A.dtype == np.float64
+    b, B = np.random.default_rng(0).normal(size=(dense.shape[0],)), np.random.default_rng(1).normal(size=dense.T.shape)
+    for found, truth in [
+        (A @ B[:, 0], dense @ B[:, 0]), (A @ B, dense @ B), (A @ B[:, :1], dense @ B[:, :1]),
+        (A.H @ b, dense.T @ b), (A.H @ b[:, None], dense.T @ b[:, None]), (A.T @ dense, dense.T @ dense),
+    ]:  # fmt: skip
+        assert found.shape == truth.shape
+        assert np.abs(found - truth).max() < 1e-11
+    assert abs(linalg.svds(A, k=1, return_singular_vectors=False)[0] - np.linalg.norm(dense, 2)) < 1e-9

@@ -14,12 +14,15 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import EllipsisType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
 from ntkfl.errors import ModelError, NTKFLError
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
 
 RowIndex = int | slice | Sequence[int] | Tensor
 
@@ -156,6 +159,32 @@ class Jacobian(ABC):
     def double(self) -> Self:
         """The same in float64."""
         return self.to(torch.float64)
+
+    def to_scipy(self) -> LinearOperator:
+        """J as a `scipy.sparse.linalg.LinearOperator` [N·d2, d], row i·d2 + j the output j of sample i.
+
+        For SciPy's solvers (`lsmr`, `svds`, `eigsh` of J Jᵀ): products are `jvp` and `vjp`, several vectors at once in
+        `matmat`. Nothing is made dense, but vectors are copied to this Jacobian's device and back. Needs SciPy.
+        """
+        import numpy as np
+        from scipy.sparse.linalg import LinearOperator
+
+        if self.dtype in (torch.float16, torch.bfloat16):  # NumPy does not have both
+            return self.to(torch.float32).to_scipy()
+        N, d2, d = self.shape
+
+        def tensor(columns: Any) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(columns.T)).to(self.device, self.dtype)
+
+        def forth(columns: Any) -> Any:  # [d, k] or [d] -> [N·d2, k] or [N·d2]
+            return self.jvp(tensor(columns)).flatten(-2).detach().cpu().numpy().T
+
+        def back(columns: Any) -> Any:  # [N·d2, k] or [N·d2] -> [d, k] or [d]
+            rows = tensor(columns)
+            return self.vjp(rows.view(*rows.shape[:-1], N, d2)).detach().cpu().numpy().T
+
+        dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
+        return LinearOperator((N * d2, d), forth, back, forth, dtype, back)
 
     @property
     def dtype(self) -> torch.dtype:
