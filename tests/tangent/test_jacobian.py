@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.errors import ConfigError, ModelError
 from ntkfl.privacy.sparsify import sparsify
-from ntkfl.tangent.jacobian import StackedJacobian
+from ntkfl.tangent.jacobian import Jacobian, StackedJacobian
 from ntkfl.tangent.parameters import call_with, evaluating, flatten, trainable, unflatten
 from tests.tangent.networks import Tied, Twice, build, mlp
 
@@ -180,3 +180,26 @@ def test_gram_matrices_of_many_samples_are_those_of_all_derivatives(activation: 
         dense = left.dense().flatten(1) @ right.dense().flatten(1).T / 3
         assert (left.gram(right) - dense).abs().max() < 1e-11 * dense.abs().max()
     assert torch.equal(J.kernel(), J.kernel().T)
+
+
+@pytest.mark.parametrize("form", ["auto", "dense", "sparse", "stacked", "in parts"])
+def test_kernels_of_half_types_overflow_only_where_their_values_do(form: str) -> None:
+    """Sums over ten outputs, and Gram matrices of inputs, leave float16's range (65,504); the kernel does not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(400, 50), nn.ReLU(), nn.Linear(50, 10))
+    x = 20 * torch.randn(30, 400)
+    J: Jacobian = ntkfl.jacobian(model, x, "dense" if form == "dense" else "auto")
+    if form == "sparse":
+        J = sparsify(J, 0.5)
+    if form == "stacked":
+        J = ntkfl.concatenate([J[:11], ntkfl.jacobian(model, x[11:], "dense")])
+    if form == "in parts":
+        J = StackedJacobian([J[at : at + 7] for at in range(0, 30, 7)])  # type: ignore[misc]
+    half = J.to(torch.float16)
+    expected = half.double().kernel()
+    assert 65_504 / 2 < expected.diagonal().max() < 65_504  # twice the largest overflows as well
+    H = half.kernel()
+    assert H.dtype == torch.float16
+    near = 2**-10 * expected.max()  # the rounding of the result, and float32's of sums
+    assert (H.double() - expected).abs().max() <= near
+    assert (half.gram(half[:3]).double() - expected[:, :3]).abs().max() <= near

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
 RowIndex = int | slice | Sequence[int] | Tensor
+HALF_TYPES = (torch.float16, torch.bfloat16)  # their kernels are summed in float32: a sum may leave their range
 
 
 class Block(ABC):
@@ -117,6 +118,8 @@ class Jacobian(ABC):
 
         Computed by blocks of the upper triangle: half the products, and blocks that stay in a CPU's cache.
         """
+        if self.dtype in HALF_TYPES:
+            return self.to(torch.float32).kernel().to(self.dtype)
         H = torch.empty(len(self), len(self), dtype=self.dtype, device=self.device)
         size = 512 if self.device.type == "cpu" else 8192
         at = [slice(i, min(i + size, len(self))) for i in range(0, len(self), size)]
@@ -169,7 +172,7 @@ class Jacobian(ABC):
         import numpy as np
         from scipy.sparse.linalg import LinearOperator
 
-        if self.dtype in (torch.float16, torch.bfloat16):  # NumPy does not have both
+        if self.dtype in HALF_TYPES:  # NumPy does not have both
             return self.to(torch.float32).to_scipy()
         N, d2, d = self.shape
 
@@ -257,6 +260,9 @@ class BlockJacobian(Jacobian):
         check_same_network([self, other])
         if not isinstance(other, BlockJacobian):
             return other.gram(self).T
+        if self.dtype in HALF_TYPES:
+            wide = self.to(torch.float32)
+            return wide.gram(wide if other is self else other.to(torch.float32)).to(self.dtype)
         if self.layout != other.layout:
             return _dense_gram(self, other)
         total = self.blocks[0].gram(other.blocks[0])
