@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
@@ -21,9 +20,6 @@ from ntkfl.federation.config import load_data
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.options import Options
 from ntkfl.safe_parse import parse_json, read_unlinked
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 PLAN = "plan.json"
 Searches = dict[str, dict[str, Any]]
@@ -50,13 +46,13 @@ class Plan(Options):
 
 
 def compare(
-    config: Path | str | Mapping[str, Any] | Comparison,
+    config: Path | str | Mapping[str, Any],
     out: Path | str | None = None,
     *,
     workers: int = 0,
     device: str | None = None,
-) -> list[dict[str, Any]] | DataFrame:
-    """Run a comparison and return its table: a DataFrame where pandas is installed, else a list of dictionaries.
+) -> list[dict[str, Any]]:
+    """Run a comparison and return its table: a list of dictionaries, which `pandas.DataFrame` takes.
 
     `config` is a TOML file, or what such a file says. Runs and results are kept in `out` (runs/NAME by default), and
     what is finished is not computed again. Runs take place one after another in this process, or `workers` at a time in
@@ -67,7 +63,7 @@ def compare(
     if isinstance(config, Path | str):
         comparison = Comparison.read(Path(config))
     else:
-        comparison = config if isinstance(config, Comparison) else Comparison(**{"name": "comparison"} | dict(config))
+        comparison = Comparison(**{"name": "comparison"} | dict(config))
     comparison = comparison.with_available_data()[0]
     folder = Path(out or Path("runs") / comparison.name)
     with Workers(workers, device) as pool:
@@ -75,30 +71,20 @@ def compare(
     if pool.broken:
         raise NTKFLError(f"{pool.broken[0].label}, seed {pool.broken[0].config.seed}: {pool.broken[0].error}")
     write(folder, comparison, rows, searches, "ntkfl.compare(…)")
-    table = [line for row in rows for line in _lines(row)]
-    if find_spec("pandas") is None:
-        return table
-    from pandas import DataFrame
-
-    return DataFrame(table)
+    return [_line(row, i) for row in rows for i in range(len(row.seeds))]
 
 
-def _lines(row: Row) -> list[dict[str, Any]]:
-    """A row as a dictionary for each seed."""
-    return [
-        {
-            "method": row.label,
-            "seed": seed,
-            "rounds": len(row.accuracy[i]),
-            "accuracy": row.accuracy[i][-1] if row.accuracy[i] else None,
-            "uplink_mib": row.uplink_mib[i][-1] if row.uplink_mib[i] else 0.0,
-            "downlink_mib": row.downlink_mib[i][-1] if row.downlink_mib[i] else 0.0,
-            "seconds": row.seconds[i][-1] if row.seconds[i] else 0.0,
-            **{f"rounds to {reached.target:.0%}": reached.rounds[i] for reached in row.reached},
-            "failed": row.failed[i],
-        }
-        for i, seed in enumerate(row.seeds)
-    ]
+def _line(row: Row, i: int) -> dict[str, Any]:
+    """A row's i-th seed as a dictionary."""
+    columns = {name: getattr(row, name)[i] for name in ("accuracy", "uplink_mib", "downlink_mib", "seconds")}
+    return {
+        "method": row.label,
+        "seed": row.seeds[i],
+        "rounds": len(row.accuracy[i]),
+        **{name: column[-1] if column else None for name, column in columns.items()},
+        **{f"rounds to {reached.target:.0%}": reached.rounds[i] for reached in row.reached},
+        "failed": row.failed[i],
+    }
 
 
 def carry_out(

@@ -17,6 +17,7 @@ from ntkfl.methods.base import Round
 from ntkfl.methods.task import State, Task, check_finite
 
 BETA2 = 0.99  # memory of the squared update
+TAU = 1e-3  # τ, how adaptive: the smaller, the more
 
 
 class FedAdam(FedAvg):
@@ -31,13 +32,12 @@ class FedAdam(FedAvg):
 
     server_lr: float = Field(0.01, gt=0, description="the server's learning rate")
     beta1: float = Field(0.9, ge=0, lt=1, description="β₁, memory of the mean update")
-    tau: float = Field(1e-3, gt=0, description="τ, how adaptive: the smaller, the more")
 
     def start(self, task: Task, weights: Tensor) -> State:
         """With the moments m and v [d]."""
         return super().start(task, weights) | {
             "m": torch.zeros_like(weights),
-            "v": torch.full_like(weights, self.tau**2),
+            "v": torch.full_like(weights, TAU**2),
         }
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
@@ -51,5 +51,5 @@ class FedAdam(FedAvg):
         m = self.beta1 * state["m"] + (1 - self.beta1) * delta
         v = BETA2 * state["v"] + (1 - BETA2) * delta**2
         check_finite(v, "the mean of squared updates")  # an infinite v would hold every later step at zero
-        new = w - self.server_lr * m / (v.sqrt() + self.tau)
+        new = w - self.server_lr * m / (v.sqrt() + TAU)
         return self.outcome(replies, p, state | {"weights": new, "m": m, "v": v})
