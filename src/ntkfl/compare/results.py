@@ -204,7 +204,7 @@ def differences(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
         pairs = [100 * (own[seed] - ends[0][seed]) for seed in own if seed in ends[0]]
         if len(pairs) < 2:
             continue
-        t = _T95[min(len(pairs) - 1, len(_T95)) - 1]
+        t = _T95[min(len(pairs), len(_T95)) - 2]
         half = t * statistics.stdev(pairs) / math.sqrt(len(pairs))
         mean = statistics.fmean(pairs)
         lines.append(
