@@ -76,7 +76,7 @@ def test_the_test_fifth_of_a_file_is_outside_the_promise(tmp_path: Path) -> None
     file = tmp_path / "sites.csv"
     file.write_text("a,label,client\n" + "".join(f"{i}.5,{i % 2},site-{i % 6}\n" for i in range(60)))
     small = "--set hidden=[4] --rounds 1 --clients-per-round 6 --set epsilon=30"
-    given = ["--dataset", file, *small.split()]
+    given = ["--dataset", file, "--set", 'classes=["0", "1"]', *small.split()]
     done = ntkfl("train", *given, "--private", "--out", tmp_path / "a")
     assert done.returncode == 0, done.stderr
     held = len(from_file(file).test_rows)

@@ -226,6 +226,12 @@ def test_differential_privacy_needs_declared_classes(name: str, tmp_path: Path) 
     told = RunConfig(data=data | {"classes": ["flu", "cold"]}, privacy=privacy, **given)
     assert execute(told).history[0]["epsilon"] < 100.1
     execute(RunConfig(data=data, **given | {"method": {"name": "fedavg"}}))  # without noise nothing is promised
+    numbers = tmp_path / "n.csv"  # the largest whole number would tell as much
+    numbers.write_text(Path(data["dataset"]).read_text().replace("flu", "0").replace("cold", "1"))
+    with pytest.raises(ConfigError, match="classes to be declared"):
+        execute(RunConfig(data=data | {"dataset": str(numbers)}, privacy=privacy, **given))
+    told = RunConfig(data=data | {"dataset": str(numbers), "classes": ["0", "1"]}, privacy=privacy, **given)
+    assert execute(told).history[0]["epsilon"] < 100.1
 
 
 @pytest.mark.parametrize(("method", "privacy"), [("fedavg", "secure_sum"), ("ntk-fl", "shuffle")])

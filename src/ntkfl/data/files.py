@@ -62,7 +62,8 @@ def from_file(
 
     `label`, `client` and `split` name its columns; by default they are called so (labels of an .npz: y). `classes` are
     the labels that there may be, in the order of their numbers. Without them, labels that are text are numbered by
-    name, as they are found: that tells which labels occur, and differential privacy does not allow it. Where the file
+    name, and whole numbers are classes up to the largest: that tells which labels occur, so that differential privacy
+    asks for `classes`. Where the file
     does not say which rows are for testing, about a fifth of them is, by a hash of each row. `targets` says
     what numbers are, "real" or "classes"; by default whole ones are classes. "numbers" means "real" unless classes
     have names; "unknown" refuses whole numbers.
@@ -91,7 +92,7 @@ def from_file(
         name=str(path),
         writers=None,
         feature_names=features,
-        classes_declared=not names or classes is not None,
+        classes_declared=classes is not None or y.dtype.kind == "f",
         about=about,
     )
     if clients is None:
