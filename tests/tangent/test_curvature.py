@@ -330,6 +330,13 @@ class TestMonteCarlo:
         assert abs(float(drawn.mean() / exact) - 1) < 0.1
         assert float(drawn.std() / exact) < 2
 
+    @pytest.mark.parametrize("loss", ["ce", "mse"])
+    def test_equal_samples_add_up_to_the_exact_sum(self, loss: str) -> None:
+        """Signs are rows of a Hadamard matrix, here of eight: over sixteen samples they leave no variance at all."""
+        f = torch.randn(1, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).expand(16, 7)
+        root, drawn = (find_loss(loss).hessian_root(f, f), find_loss(loss).drawn_root(f, f))
+        assert torch.allclose((drawn @ drawn.mT).sum(0), (root @ root.mT).sum(0), rtol=1e-9, atol=1e-12)
+
     def test_draws_follow_their_generator(self) -> None:
         model, x = NETWORKS["perceptron"]
         Y = made_up(model, x)

@@ -69,7 +69,7 @@ class Loss:
     def drawn_root(self, f: Tensor, Y: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """One random column r [..., N, d2, 1] with E r rᵀ = ∂²ℓ/∂f²: `hessian_root` times a vector of random signs."""
         R = self.hessian_root(f, Y)
-        return R @ _signs(R[..., :1, :].mT, generator)
+        return R @ _signs(R[..., 0, :], generator).unsqueeze(-1)
 
     def targets(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         """Y [N, d2] of labels y: classes [N] become one-hot rows; real y [N, d2] is taken as it is."""
@@ -227,8 +227,19 @@ def per_sample(loss: AnyLoss, f: Tensor, Y: Tensor) -> Tensor:
 
 
 def _signs(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Random numbers −1 and 1 of this shape and type."""
-    return torch.randint(0, 2, like.shape, generator=generator, device=like.device).to(like).mul_(2).sub_(1)
+    """Random signs z of the shape [..., N, c] and type given, E z zᵀ = I for every row.
+
+    Rows are dealt those of a Hadamard matrix, with columns turned by signs that all rows share: Σ z zᵀ over as many
+    rows as it has is a multiple of I exactly, so that samples with similar roots add up to nearly the exact sum.
+    """
+    n, c = like.shape[-2:]
+    rows = torch.randperm(n, generator=generator, device=like.device) % (1 << (c - 1).bit_length())
+    both = rows.unsqueeze(1) & torch.arange(c, device=like.device)
+    odd = torch.zeros_like(both)  # whether an odd number of bits is set: Sylvester's matrix
+    for bit in range(c.bit_length()):
+        odd ^= (both >> bit) & 1
+    turned = torch.randint(0, 2, (c,), generator=generator, device=like.device)
+    return (1 - 2 * (odd ^ turned)).to(like).expand(like.shape)
 
 
 def _softmax(f: Tensor) -> Tensor:
