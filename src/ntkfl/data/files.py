@@ -1,6 +1,6 @@
 """A user's own data in one file: CSV, Parquet or .npz, of one client or of many.
 
-A table has a column of labels; another, where there is one, says whose a row is, and a third is "train" or "test". All
+A table has a column of labels; an optional one names the client of each row, and a third is "train" or "test". All
 other columns are numbers, the features. An .npz has x [N, …], y [N] and, likewise, `client` [N], `test_x` and `test_y`.
 Labels may be text: classes by name.
 """

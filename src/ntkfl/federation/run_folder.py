@@ -108,7 +108,7 @@ class RunFolder:
         return history, timings, tensors
 
     def config(self) -> dict[str, Any]:
-        """The settings of the run; `RunFolderError` where there are none, or none that can be read."""
+        """The settings of the run; `RunFolderError` if they are missing or cannot be read."""
         if not self.holds_run:
             raise RunFolderError(f"{self.path} holds no run: there is no config.toml in it")
         try:
@@ -187,7 +187,7 @@ class RunFolder:
         self.write(MODEL, save_tensors(copies))
 
     def load_model(self) -> dict[str, Tensor]:
-        """The tensors of the finished run's model; `RunFolderError` where there are none that can be read."""
+        """The tensors of the finished run's model; `RunFolderError` if they cannot be read."""
         path = self.path / MODEL
         try:
             return load_tensors(path.read_bytes())

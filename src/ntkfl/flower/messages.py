@@ -41,7 +41,7 @@ def content(notes: Notes, payload: bytes | None = None) -> RecordDict:
 
 
 def payload_of(message: Message) -> bytes:
-    """The bytes of `wire` in a message; `MessageError` where there are none."""
+    """The bytes of `wire` in a message; `MessageError` if it holds none."""
     array = message.content.array_records.get(MESSAGE, ArrayRecord()).get("message")
     if array is None or array.stype != _STYPE:
         raise MessageError("not an ntkfl message: do both ends use ntkfl.flower?")

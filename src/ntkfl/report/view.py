@@ -202,7 +202,7 @@ def details(run: FoundRun) -> dict[str, Any]:
 
 
 def _audited(run: FoundRun, name: str) -> Any:
-    """A file of `ntkfl audit` in the run's folder; None where there is none. No link is followed."""
+    """A file of `ntkfl audit` in the run's folder; None if it is missing. No link is followed."""
     folder = run.folder.path / "audit"
     if folder.is_symlink():
         return {name: "cannot be read: its folder is a symbolic link, which is not followed"}

@@ -33,7 +33,7 @@ class FactoredBlock(Block):
     """a: [N, ...], the layer's inputs; g: [N, d2, T·n_out], sensitivities of its outputs at T positions of a sample.
 
     Rows are Σ_t g_t ⊗ [seen_t, 1], where `seen` are a layer's inputs at each position. `weight` and `bias` are their
-    columns; None where there is none or it is frozen. Without a weight only `densify` works: g summed over positions
+    columns; None if it is absent or frozen. Without a weight only `densify` works: g summed over positions
     is then the smallest form. `settings` are the layer's own (a convolution's stride).
     """
 

@@ -40,7 +40,7 @@ class FactorSums(Sums):
         return super().limit(name) * (_INPUT_LIMIT if role.startswith((INPUTS, CONSTANT)) else 1.0)
 
     def sums(self, like: Tensor) -> TangentSums:
-        """Factors, number of samples and, where there is one, the gradient, on the device and in the type of `like`."""
+        """Factors, number of samples and, if it was sent, the gradient, on the device and in the type of `like`."""
         names = [name for name in self.arrays if name in (GRADIENT, REST, SAMPLES) or "/" in name]
         return TangentSums({name: self.take(name, None, like) for name in names})
 
