@@ -183,6 +183,7 @@ def _notes(config: RunConfig) -> list[str]:
 
     method = config.built_method
     model = config.model.suited(method).model_dump(mode="json")
+    config = config if config.data.own else config.with_cohort(config.data.clients)
     lines = [caption(config.model_dump(mode="json") | {"model": model})]
     if "rows" in kinds_of(method) and config.settled[0].projected_dim is None:
         lines.append(f"{config.method['name']} sends rows that contain the inputs: for people's data see --private")
