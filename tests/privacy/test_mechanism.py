@@ -1,4 +1,4 @@
-"""What clients release against the discrete Gaussian that ε counts on; broken samplers fail.
+"""What clients release against the discrete Gaussian that ε counts on, and on neighbouring data; broken samplers fail.
 
 The tests look from outside: at clients' integers with noise and without, through `answer` and `integers` alone.
 """
@@ -11,14 +11,17 @@ from itertools import count
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
-from scipy.stats import chisquare, norm
+from scipy.stats import beta, chisquare, norm
 
 from ntkfl.methods import ClientRound, PrivateSums
 from ntkfl.methods.sums import noisy_sums
 from ntkfl.privacy.discrete_gaussian import discrete_gaussians
 from ntkfl.privacy.randomness import Integers, Randomness
-from tests.methods.private import integers, private_task
+from ntkfl.privacy.sum_accounting import spent
+from ntkfl.privacy.sum_noise import GRAINS
+from tests.methods.private import asked, integers, others, private_task
 from tests.methods.rounds import small_clients
 
 Floats = NDArray[np.float64]
@@ -136,3 +139,75 @@ def test_what_clients_release_is_the_integers_and_a_discrete_gaussian() -> None:
 def test_a_broken_sampler_is_found(name: str, sign: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noisy_sums, "discrete_gaussians", BROKEN[name]())
     assert sign in problems(*released())
+
+
+# -- On neighbouring data ----------------------------------------------------------------------------------------------
+
+TIMES = 2500  # totals of either data set to learn from, and as many to test with
+
+
+def totals(of: dict[str, torch.Tensor], method: PrivateSums, clients: int, start: int) -> Integers:
+    """So many totals [times, numbers] of clients of which the first holds these integers and the others nothing."""
+    task = private_task(method, noise_clients=clients, budget_rounds=1)
+    question, found = asked(task), []
+    vectors = {"gradient": of["gradient"] / GRAINS}
+    nothing = {"gradient": torch.zeros_like(vectors["gradient"])}
+    for draw in range(start, start + 2 * TIMES):
+        total = torch.zeros(len(nothing["gradient"]), dtype=torch.int64)
+        for number in range(clients):
+            one = ClientRound(number, torch.zeros(1), torch.zeros(1), Randomness.simulated(draw, "client", number))
+            total = total + method.integers(task, question, one, nothing if number else vectors).arrays["gradient"]
+        found.append(total.numpy())
+    return np.stack(found)
+
+
+def shown(a: Integers, b: Integers, at: Integers, sigma: float, delta: float) -> float:
+    """A lower bound at 97 % on ε from totals of neighbours, by the best of three witnesses, found on one half and
+    tested on the other: along the difference, by the last bits of the integers `at` that are in `a`,
+    by the largest number.
+    """
+    along = a[:TIMES].mean(0) - b[:TIMES].mean(0)
+    witnesses: list[Callable[[Integers], Floats]] = [
+        lambda t: t @ along,
+        lambda t: ((t - at) % 4 == 0).mean(1),
+        lambda t: -np.abs(t - at).max(1) / sigma,
+    ]
+    best = 0.0
+    for witness in witnesses:
+        scores = [witness(side) for side in (a, b)]
+        low, high = 0.0, 1.0
+        for threshold in np.quantile(np.concatenate([side[:TIMES] for side in scores]), [0.05, 0.3, 0.5, 0.7, 0.95]):
+            hits, alarms = (int((side[TIMES:] > threshold).sum()) for side in scores)
+            low = float(beta.ppf(1e-3, hits, TIMES - hits + 1)) if hits else 0.0
+            high = float(beta.ppf(1 - 1e-3, alarms + 1, TIMES - alarms)) if alarms < TIMES else 1.0
+            mu = float(norm.ppf(low) - norm.ppf(high))
+            best = max(best, spent([(mu**2 / 2, 1)], delta) if mu > 0 else 0.0)
+    return best
+
+
+def neighbours(clients: int) -> tuple[float, float]:
+    """ε that totals with and without the record that counts most show at δ, and the promise."""
+    method, (client,) = PrivateSums(clip=0.2, input_share=0.0), small_clients(20)
+    quiet = private_task(method, epsilon=None)
+    whole = integers(method, quiet, client)
+    without = [integers(method, quiet, others(client, record)) for record in range(20)]
+    less = max(without, key=lambda one: float((whole["gradient"] - one["gradient"]).norm()))
+    task = private_task(method, noise_clients=clients, budget_rounds=1)
+    sigma = method.widths(task, {"gradient": task.like.numel()})["gradient"] * math.sqrt(clients)
+    a, b = totals(whole, method, clients, 0), totals(less, method, clients, 10**6)
+    at = whole["gradient"].long().numpy()
+    return shown(a, b, at, sigma, task.privacy.delta), task.privacy.epsilon or 0.0
+
+
+def test_neighbouring_data_are_as_hard_to_tell_apart_as_promised() -> None:
+    for clients in (1, 2):
+        found, promised = neighbours(clients)
+        assert 0.3 * promised < found <= promised
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_under_a_broken_sampler_neighbouring_data_are_told_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped = name == "dropped client"
+    monkeypatch.setattr(noisy_sums, "discrete_gaussians", dropped_client(2) if dropped else BROKEN[name]())
+    found, promised = neighbours(2 if dropped else 1)
+    assert found > promised
