@@ -37,6 +37,7 @@ from ntkfl.methods.base import Outgoing, adds_noise
 from ntkfl.methods.replies import Reply
 from ntkfl.methods.sums.noisy_sums import NoisySums
 from ntkfl.privacy.randomness import Randomness
+from ntkfl.progress import plural
 from ntkfl.wire import Message
 
 try:
@@ -86,9 +87,9 @@ class CanaryFinding:
     def __str__(self) -> str:
         verdict = "the promise holds" if self.holds else "THE PROMISE IS BROKEN"
         return (
-            f"promised ε = {self.promised:.2f} (simulated) at δ = {self.delta:g} for a record over {self.rounds} "
-            f"rounds; an attacker showed at least {self.shown:.2f} at {CONFIDENCE:.0%} ({self.correct} of "
-            f"{self.canaries} canaries guessed): {verdict}"
+            f"promised ε = {self.promised:.2f} (simulated) at δ = {self.delta:g} for a record over "
+            f"{plural(self.rounds, 'round')}; an attacker showed at least {self.shown:.2f} at {CONFIDENCE:.0%} "
+            f"({self.correct} of {self.canaries} canaries guessed): {verdict}"
         )
 
 
