@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import ntkfl
-from ntkfl.errors import ModelError, TooFew
+from ntkfl.errors import MessageError, ModelError, TooFew
 from ntkfl.methods import ClientRound, KfacFedAvg, Task
 from ntkfl.tangent import Sums
 from ntkfl.tangent.metric import Metric
@@ -91,6 +91,16 @@ def test_no_replies_and_no_batch_norm() -> None:
     normed = Task(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)), 3, "ce")
     with pytest.raises(ModelError, match=r"nn\.GroupNorm"):
         method.start(normed, normed.like)
+
+
+def test_a_metric_of_another_network_is_refused() -> None:
+    method, (task, clients) = KfacFedAvg(values="float32"), federation()
+    state = play(method, task, clients)[0].state
+    factors = {name: array for name, array in state.items() if name != "weights"}
+    beyond = {name.replace("metric/42-", "metric/420-"): array for name, array in factors.items()}
+    for arrays in (beyond, dict(list(factors.items())[2:])):
+        with pytest.raises(MessageError):
+            method.answer(task, method.question("weights", 2, {"weights": state["weights"], **arrays}), clients[0])
 
 
 def test_it_leads_fedavg_on_clients_of_few_classes() -> None:

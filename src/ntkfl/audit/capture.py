@@ -72,7 +72,7 @@ class Capture:
 
     def local_model(self, upload: Reply) -> tuple[Tensor, float] | None:
         """Where a client's local training ended: its weights [d], and how far along the gradient that is, which is the
-        learning rate times the steps. None where the upload is no update of local training.
+        learning rate times the steps. None if clients did not train locally.
 
         Methods send weights, or their change over the learning rate and, where they count steps, over these.
         """

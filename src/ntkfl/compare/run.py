@@ -156,5 +156,7 @@ def read_plan(folder: Path) -> Plan:
         reason = " ".join(str(error).split())
         raise RunFolderError(f"{path} is broken ({reason}): run the comparison again, it writes it anew") from None
     if not inside:
-        raise RunFolderError(f"{path} names folders outside {folder}: it is no plan of a comparison there")
+        raise RunFolderError(
+            f"{path} names folders outside {folder}: it was not written by a comparison in that folder"
+        )
     return plan

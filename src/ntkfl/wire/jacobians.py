@@ -108,7 +108,7 @@ def _width(span: slice) -> int:
 
 
 def _spans(columns: tuple[slice | None, ...]) -> Tensor:
-    """First and last-plus-one column of each piece; (−1, −1) for a bias that is not there."""
+    """First and last-plus-one column of each piece; (−1, −1) for a missing bias."""
     return torch.tensor([(-1, -1) if s is None else (s.start, s.stop) for s in columns], dtype=torch.int64)
 
 

@@ -125,7 +125,8 @@ class KfacFedAvg(Method):
         if question.kind == "curvature":
             return self.packed(Factors, task, arrays)
         own = {n.removeprefix(_METRIC): question.take(n, None, w) for n in question.arrays if n.startswith(_METRIC)}
-        metric = Metric(Sums(own | {SAMPLES: w.new_ones(())}), self.damping, w.numel())
+        whole = {SAMPLES: w.new_ones(()), GRADIENT: w.new_zeros(()).expand_as(w)}  # checks the factors against w
+        metric = Metric(Sums(own | whole), self.damping, w.numel())
 
         def step(gradient: Tensor, v: Tensor) -> Tensor:
             direction = metric(gradient)
