@@ -82,7 +82,8 @@ def test_convolutions_give_pictures_in_factors_and_nothing_in_closed_form_otherw
 def test_a_first_layer_that_is_used_twice_gives_inputs_in_factors_and_nothing_in_closed_form_otherwise() -> None:
     for form, found in (("factored", True), ("dense", False)):
         method, model = {"name": "ntk-fl", "form": form}, {"name": f"{__name__}:shared_first"}
-        findings = inputs(capture(config(method, model=model, privacy={"subsample_rate": 0.05})))
+        caught = capture(config(method, model=model, privacy={"subsample_rate": 0.05}))
+        findings = inputs(caught, rows_of(caught))
         errors = [f.mean for f in findings if (f.attack, f.measure) == ("analytic inversion", "relative error")]
         assert bool(errors) is found
         assert all(error < 1e-6 for error in errors)

@@ -74,7 +74,7 @@ def test_overlap_is_the_part_of_labels_that_is_right() -> None:
 
 def test_rows_carry_their_labels_and_a_shuffler_hides_whose() -> None:
     plain, shuffled = found(SKEWED, subsample_rate=0.2), found(SKEWED, subsample_rate=0.2, shuffle=True)
-    assert plain["labels of rows"].values == shuffled["labels of rows"].values == (1.0,)
+    assert plain["labels of rows"].values == shuffled["labels of rows"].values == [1.0]
     assert plain["class mix of clients"].mean > 0.999
     assert shuffled["class mix of clients"].success < 0.9 * plain["class mix of clients"].success
 

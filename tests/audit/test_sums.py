@@ -17,7 +17,6 @@ from ntkfl.audit.sums import (
     alignment,
     attack,
     counts_by_public,
-    layer_gradient,
     leverage,
     on_sums,
     outside,
@@ -131,13 +130,14 @@ def test_of_a_secure_sum_the_total_alone_is_attacked(found: dict[tuple[str, str]
     """The same round, masked: nobody has a client's sums, and what the total tells is what it tells unmasked."""
     masked = planned({"name": "sum-ntk-fl"}, secure_sum=True)
     result = study(masked)
+    said = result.dump()["verdicts"]
     assert masked.masked
     assert {f.role for f in result.findings} == {"secure-sum"}
     wanted = "membership by input factor, sums"
     (two,) = [f for f in result.findings if f.attack == wanted]
     assert found[wanted, "secure-sum"].values == two.values
-    assert result.verdicts["aggregator"] == "has the total alone."
-    together = result.verdicts["aggregator+shuffler"]
+    assert said["aggregator"] == "has the total alone."
+    together = said["aggregator+shuffler"]
     assert together == "opens every client's reply, by name: masks hide nothing from the two together."
 
 
@@ -176,8 +176,7 @@ def test_a_record_is_found_in_a_sum_unless_there_is_noise(noise: float, least: f
     members, others, public = (records(count) for count in (100, 400, 2000))
     G = members[1].T @ members[0]
     G = G + noise * G.std() * torch.randn(G.shape, generator=draws, dtype=torch.float64)
-    a, b = alignment(G, (members, others), public)
-    assert least <= area(a, b) <= most
+    assert least <= area(alignment(G, members, public), alignment(G, others, public)) <= most
 
 
 def test_noise_hides_who_was_in_a_private_sum() -> None:
@@ -200,7 +199,7 @@ def scene(samples: int) -> tuple[Tensor, Tensor, Tensor]:
     loss = nn.functional.cross_entropy(model(x), y, reduction="sum")
     gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
     v = torch.cat([x, torch.ones_like(x[:, :1])], 1)
-    return v, layer_gradient(linear_layers(model)[0], gradient), v.T @ v
+    return v, linear_layers(model)[0].matrices(gradient), v.T @ v
 
 
 def others(count: int) -> Tensor:

@@ -34,11 +34,11 @@ class Finding:
     role: str  # a key of ROLES
     recovers: str  # what it claims to recover, e.g. "inputs"
     measure: str  # e.g. "SSIM", "accuracy", "relative error"
-    values: tuple[float, ...]
+    values: list[float]
     guess: float
-    perfect: float = 1.0
     says: str = ""  # one plain sentence
     details: dict[str, Any] = field(default_factory=dict)  # more measures, plain numbers
+    perfect: float = 1.0
 
     @property
     def mean(self) -> float:
@@ -94,11 +94,10 @@ def relative_error(original: Tensor, recovered: Tensor) -> Tensor:
 
 def guesses(public: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
     """The public mean input of each label in `labels`, [n, ...]; of all where a label is unknown."""
-    x, y = public
-    everything = x.mean(0)
+    (x, y), everything = public, public[0].mean(0)
     if y.is_floating_point():
         return everything.expand(len(labels), *x.shape[1:])
-    means = {c: x[y == c].mean(0) for c in sorted(set(y.tolist()))}
+    means = {int(c): x[y == c].mean(0) for c in torch.unique(y)}
     return torch.stack([means.get(int(c), everything) for c in labels])
 
 
@@ -118,4 +117,4 @@ def mix_finding(attack: str, role: str, shares: Tensor, labels: list[Tensor]) ->
     values = overlap(shares, truth)
     guess = float(overlap(torch.full_like(truth, 1 / shares.shape[1]), truth).mean())
     says = f"The class mix is known to {float(values.mean()):.0%} (an even guess: {guess:.0%})."
-    return Finding(attack, role, "labels", "overlap", tuple(values.tolist()), guess, 1.0, says)
+    return Finding(attack, role, "labels", "overlap", values.tolist(), guess, says)

@@ -76,7 +76,7 @@ def read_projected(key: Mapping[str, Any]) -> dict[str, float]:
         privacy=PROJECTED,
     )
     heard = capture(config, 1)
-    helped = next(f for f in inputs(heard) if f.measure == "SSIM")
+    helped = next(f for f in inputs(heard, rows_of(heard)) if f.measure == "SSIM")
     return {
         "rows": len(heard.aligned()[1]),
         "dimensions": PROJECTED.projected_dim or 0,
