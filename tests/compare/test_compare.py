@@ -11,7 +11,7 @@ import pytest
 
 import ntkfl
 from ntkfl.compare.captions import caption, options
-from ntkfl.compare.results import Reached, bytes_text, columns, differences, reached_text, spread, summarise
+from ntkfl.compare.results import Reached, bytes_text, columns, differences, spread, summarise
 from ntkfl.compare.spec import ALONE, Comparison
 from ntkfl.compare.trials import Cell
 from ntkfl.data.federated import generator
@@ -32,6 +32,9 @@ def test_end_to_end_and_cached(tmp_path: Path) -> None:
     assert [len(c) for c in avg["accuracy"]] == [4, 4]
     assert avg["accuracy"] != avg["last_accuracy"]  # both curves from one run
     chosen = document["searches"]["FedAvg"]
+    points = [point for point in chosen["scores"] if point["setting"] == chosen["chosen"]]
+    assert [(point["rounds"], point["score"]) for point in points] == [(2, chosen["held_out_score"])]
+    assert len(chosen["scores"]) == 4
     assert set(chosen["chosen"]) == {"lr", "local_steps"}
     assert chosen["chosen"]["lr"] in chosen["searched"]["lr"]
     said = " ".join(first.stdout.split())
@@ -40,7 +43,8 @@ def test_end_to_end_and_cached(tmp_path: Path) -> None:
     about, _, *table = (tmp_path / "out/table.md").read_text().splitlines()
     assert about.startswith("digits, 30 clients (Dirichlet α = 0.1), 4 per round, mlp with 12 hidden units")
     assert about.endswith("seeds 0, 1 (± is the sample standard deviation over them).")
-    assert any(line.startswith("- FedAvg less NTK-FL: ") for line in table)
+    for note in ("- FedAvg less NTK-FL: ", "- FedAvg, accuracy on held-out clients: lr 0."):
+        assert any(line.startswith(note) for line in table)
     tex = (tmp_path / "out/table.tex").read_text()
     assert r"rounds to 30\% & MiB up + down to 30\% &" in tex
     assert r" $\pm$ " in tex
@@ -79,7 +83,6 @@ def test_from_python_a_row_for_every_method_and_seed(tmp_path: Path) -> None:
         "methods": [{"label": "sums", "method": "sum-ntk-fl"}, {"label": "FedAvg", "method": "fedavg"}],
     }  # fmt: skip
     rows = ntkfl.compare(given, tmp_path / "out")
-    rows = rows if isinstance(rows, list) else rows.to_dict("records")
     assert [(row["method"], row["seed"]) for row in rows] == [
         ("sums", 0), ("sums", 1), ("FedAvg", 0), ("FedAvg", 1), (ALONE, 0), (ALONE, 1),
     ]  # fmt: skip
@@ -119,18 +122,19 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
             cell.folder.append("history.jsonl", {"round": r, "test_accuracy": a, "last_accuracy": a / 2, **sent})
             cell.folder.append("timings.jsonl", {"round": r, "seconds": 0.5, "device": "cpu"})
         cells.append([cell])
-    row = summarise(comparison, "x", {}, cells)
+    row = summarise(comparison, "FedAvg", {"lr": 0.1, "local_steps": 2}, cells)
     assert row.reached[0] == Reached(0.3, [2, 4], [2.0, 4.0], [6.0, 12.0])
     assert bytes_text(row.reached[0]) == "3 + 9 = 12"
     assert bytes_text(row.reached[1]) == ""
     assert row.reached[1].rounds == [None, None]
     assert row.reached_unaveraged[0].rounds == [None, None]
     assert row.seconds == [[0.5, 1.0, 1.5, 2.0]] * 2
-    assert reached_text(row.reached[0], 4) == "3.0 ± 1.4"
-    assert reached_text(row.reached[1], 4) == "not in 4"
     assert spread([3.0, None, 5.0]) == "4 ± 1 (2 of 3)"
-    headers, (cells_,) = columns(comparison, [row])
-    assert dict(zip(headers, cells_, strict=True))["% r4"] == "35.5 ± 6.4"  # mean and spread of 40 and 31
+    table = {heading: cell for heading, (cell,) in columns(comparison, [row]).items()}
+    assert table["rounds to 30%"] == "3.0 ± 1.4"
+    assert table["rounds to 99.9%"] == "not in 4"
+    assert table["% r4"] == "35.5 ± 6.4"  # mean and spread of 40 and 31
+    assert table["setting"] == "average 0.5, local_steps 2, lr 0.1"
 
 
 def test_differences_are_paired_by_seed_with_students_interval(tmp_path: Path) -> None:
@@ -139,8 +143,8 @@ def test_differences_are_paired_by_seed_with_students_interval(tmp_path: Path) -
     first, second = ([[a] for a in accuracies] for accuracies in ([0.5, 0.6, 0.7], [0.52, 0.64, 0.76]))
     row = summarise(comparison, "NTK-FL", {}, [[], [], []])
     a, b = (replace(row, label=label, accuracy=own, failed=[""] * 3) for label, own in (("a", first), ("b", second)))
-    assert differences(comparison, [a, b]) == ["b less a: +4.0 points (95 % t-interval -1.0 to +9.0, 3 seeds)"]
-    assert differences(comparison, [a, replace(b, failed=["", "x", "x"])]) == []
+    assert differences([a, b]) == ["b less a: +4.0 points (95 % t-interval -1.0 to +9.0, 3 seeds)"]
+    assert differences([a, replace(b, failed=["", "x", "x"])]) == []
 
 
 def test_captions_say_what_was_run_and_every_option_that_is_not_the_default() -> None:

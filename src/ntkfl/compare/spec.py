@@ -47,7 +47,7 @@ class Entry(Options):
     method: dict[str, Any] = Field(
         description='a name such as "fedavg" or "package.module:Class", or a table of name and options'
     )
-    grid: dict[str, tuple[float, ...]] = Field(
+    grid: dict[str, tuple[int | float, ...]] = Field(
         default_factory=dict,
         description="for each option to search, the numbers to try; all their combinations are",
     )
@@ -81,16 +81,16 @@ class Entry(Options):
 
     def with_options(self, options: Mapping[str, float]) -> dict[str, Any]:
         """`method`, `privacy` and `robust` of a run with these searched options, each where it belongs."""
-        method, privacy, robust = dict(self.method), dict[str, Any](), dict[str, Any]()
-        own = method_class(self.method).model_fields
-        for name, value in whole(options).items():
-            home = privacy if name in Privacy.model_fields else robust if name in Robust.model_fields else method
-            (method if name in own else home)[name] = value
-        given = {name: getattr(self.privacy, name) for name in self.privacy.model_fields_set}
-        bounds = self.robust
-        if robust:
-            bounds = Robust(**(Robust() if bounds == "on" else bounds).model_dump() | robust)
-        return {"method": method, "privacy": Privacy(**given | privacy), "robust": bounds}
+        own, robust = method_class(self.method).model_fields, self.robust
+        of_privacy = {
+            name: value for name, value in options.items() if name not in own and name in Privacy.model_fields
+        }
+        of_robust = {name: value for name, value in options.items() if name not in own and name in Robust.model_fields}
+        of_method = {name: value for name, value in options.items() if name not in of_privacy | of_robust}
+        if of_robust:
+            robust = Robust(**(Robust() if robust == "on" else robust).model_dump() | of_robust)
+        privacy = Privacy(**self.privacy.model_dump(exclude_unset=True) | of_privacy)
+        return {"method": self.method | of_method, "privacy": privacy, "robust": robust}
 
 
 class Comparison(Options):
@@ -181,22 +181,17 @@ class Comparison(Options):
 
     def run(self, entry: Entry, seed: int, options: Mapping[str, Any], **changes: Any) -> RunConfig:
         """The run of one entry with these searched options."""
-        values: dict[str, Any] = {
+        cohort = entry.clients_per_round or (
+            self.clients_per_round if "clients_per_round" in self.model_fields_set else None
+        )
+        values = {
             "rounds": entry.rounds or self.rounds,
             "seed": seed,
             "stop_at": entry.stop_at,
-            "data": self.data.model_dump(),
-            "model": (entry.model or self.model).model_dump(),
-            **entry.with_options(options),
+            "data": self.data,
+            "model": entry.model or self.model,
             "byzantine": entry.byzantine,
+            **entry.with_options(options),
+            **({"clients_per_round": cohort} if cohort else {}),  # else as many as there are, up to the default
         }
-        if entry.clients_per_round is not None:
-            values["clients_per_round"] = entry.clients_per_round
-        elif "clients_per_round" in self.model_fields_set:  # else as many as there are, up to the default
-            values["clients_per_round"] = self.clients_per_round
         return RunConfig(**(values | changes))
-
-
-def whole(options: Mapping[str, float]) -> dict[str, Any]:
-    """Whole numbers as integers: a grid of local steps is one of integers, though TOML grids mix both kinds."""
-    return {name: int(v) if float(v).is_integer() else v for name, v in options.items()}
