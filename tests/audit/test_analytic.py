@@ -10,7 +10,8 @@ import ntkfl
 from ntkfl.audit.analytic import gaussian_prior, invert, lift, linear_layers
 from ntkfl.audit.capture import capture
 from ntkfl.audit.finding import relative_error
-from ntkfl.audit.rows import inputs, rows_of
+from ntkfl.audit.rows import attack, rows_of
+from ntkfl.audit.study import study
 from ntkfl.privacy.projection import RunSecret, make_projection
 from ntkfl.privacy.sparsify import sparsify
 from tests.audit.fixtures import config
@@ -79,19 +80,37 @@ def test_convolutions_give_pictures_in_factors_and_nothing_in_closed_form_otherw
     assert invert(model, ntkfl.jacobian(model, x, form="dense")) is None
 
 
-def test_a_first_layer_that_is_used_twice_gives_inputs_in_factors_and_nothing_in_closed_form_otherwise() -> None:
-    for form, found in (("factored", True), ("dense", False)):
-        method, model = {"name": "ntk-fl", "form": form}, {"name": f"{__name__}:shared_first"}
-        caught = capture(config(method, model=model, privacy={"subsample_rate": 0.05}))
-        findings = inputs(caught, rows_of(caught))
-        errors = [f.mean for f in findings if (f.attack, f.measure) == ("analytic inversion", "relative error")]
-        assert bool(errors) is found
-        assert all(error < 1e-6 for error in errors)
+@pytest.mark.parametrize(
+    ("form", "model", "read"),
+    [("factored", "shared_first", True), ("dense", "shared_first", False), ("auto", "convolution", False)],
+)
+def test_other_first_layers_give_inputs_in_factors_and_nothing_otherwise(form: str, model: str, read: bool) -> None:
+    """Of a first layer that is used twice, and of one that comes dense while the second comes in factors."""
+    method = {"name": "ntk-fl", "form": form}
+    caught = capture(config(method, model={"name": f"{__name__}:{model}"}, privacy={"subsample_rate": 0.05}))
+    errors = [f.mean for f in attack(caught) if (f.attack, f.measure) == ("analytic inversion", "relative error")]
+    assert bool(errors) is read
+    assert all(error < 1e-6 for error in errors)
 
 
 def shared_first(inputs: tuple[int, ...], outputs: int) -> nn.Module:
     shared = nn.Linear(64, 64)
     return nn.Sequential(nn.Flatten(), shared, nn.ReLU(), shared, nn.ReLU(), nn.Linear(64, outputs))
+
+
+def convolution(inputs: tuple[int, ...], outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, outputs))
+
+
+@pytest.mark.parametrize("method", ["ntk-fl", "sum-ntk-fl", "fedavg"])
+def test_behind_a_frozen_backbone_features_are_read_and_no_pictures(method: str) -> None:
+    found = study(capture(config({"name": method}, model={"backbone": f"{__name__}:backbone"}))).findings
+    assert {f.recovers for f in found} >= {"labels", "who was trained on"}
+    assert not [f for f in found if "SSIM" in f.measure]
+
+
+def backbone() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU())
 
 
 def test_who_has_the_projection_gets_nearer_than_the_mean() -> None:
