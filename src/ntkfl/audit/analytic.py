@@ -161,17 +161,22 @@ def _refine(
     on, limit = seen & (hidden > 0), float(bound)
     if limit == 0:
         return x
-    mean, covariance = _given(prior, x, known, limit)
+    given = _given(prior, x, known, limit)
     W, b = layer.module.weight.detach()[on].double(), layer.module.bias.detach()[on].double()
-    A = W[:, ~known]
-    rest = hidden[on].double() - b - W[:, known] @ x[known].double() - A @ mean
+    rest = hidden[on].double() - b - W[:, known] @ x[known].double()
     # Values may have been rounded, by a hundredth at most: so much of the equation's terms is noise.
     noise = (0.01 * hidden[on].double()).square() + (W[:, known] * (0.005 * x[known])).square().sum(1)
-    gain = covariance @ A.T
-    found = mean + gain @ torch.linalg.solve(A @ gain + torch.diag(noise + 1e-12), rest)
     out = x.clone()
-    out[~known] = found.clamp(-limit, limit).to(x)
+    out[~known] = _posterior(given, W[:, ~known], rest.unsqueeze(0), noise + 1e-12)[0].clamp(-limit, limit).to(x)
     return out
+
+
+def _posterior(prior: Prior, A: Tensor, y: Tensor, noise: Tensor) -> Tensor:
+    """E[x | A x + N(0, diag(noise)) = y] with x from the prior: [n, d1] for A [k, d1], y [n, k] and noise [k]."""
+    mean, covariance = prior
+    gain = covariance @ A.T
+    found: Tensor = mean + torch.linalg.solve(A @ gain + torch.diag(noise), (y - mean @ A.T).T).T @ gain.T
+    return found
 
 
 def _given(prior: Prior | None, x: Tensor, known: Tensor, limit: float) -> Prior:
@@ -197,11 +202,6 @@ def lift(z: Tensor, projection: Projection, public: Tensor, noise: float = 1e-4)
     """x [n, d1] behind z = scale·x P given P: the posterior mean under the Gaussian of public inputs, which is
     ridge regression with their covariance.
     """
-    P = projection.matrix.double() * projection.scale
-    mean, covariance = gaussian_prior(public)
-    z = z.double()
-    gain = covariance @ P
-    inner = P.T @ gain
-    inner = inner + noise * inner.diagonal().mean() * torch.eye(len(inner), dtype=torch.float64)
-    x: Tensor = mean + torch.linalg.solve(inner, (z - mean @ P).T).T @ gain.T
-    return x.to(public)
+    A, prior = (projection.matrix.double() * projection.scale).T, gaussian_prior(public)
+    variances = ((A @ prior[1]) * A).sum(1)
+    return _posterior(prior, A, z.double(), noise * variances.mean().expand(len(A))).to(public)

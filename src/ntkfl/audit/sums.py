@@ -32,7 +32,7 @@ from ntkfl.tangent import Sums
 from ntkfl.tangent.clipping import whitened
 from ntkfl.tangent.losses import per_sample
 from ntkfl.tangent.parameters import column_slices, evaluating, trainable
-from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES
+from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, SAMPLES, Factor, Layer
 
 try:
     from scipy.optimize import nnls
@@ -68,12 +68,12 @@ class ReceivedSums:
 
     def factor(self, layer: LinearLayer) -> Tensor | None:
         """A linear layer's Σ v vᵀ [m, m] with v = [input, 1]; None where it did not come whole."""
-        layers = self.sums.layers() if any("/" in name for name in self.sums.arrays) else []
-        shaped = next((shaped for shaped in layers if shaped.layer.weight[0] == layer.weight.start), None)
-        if shaped is None or shaped.inputs is None or shaped.inputs.form:
-            return None
-        A = shaped.inputs.square()[0]
-        return A if float(A[-1, -1]) > 0.5 else None  # zeros stand for one that was sent before
+        columns = Layer((layer.weight.start, layer.weight.stop), (layer.bias.start, layer.bias.stop), False).name
+        for name in (f"{columns}/{INPUTS}", f"{columns}/{CONSTANT}"):
+            if name in self.sums.arrays:
+                A = Factor(self.sums.arrays[name]).square()[0]
+                return A if float(A[-1, -1]) > 0.5 else None  # zeros stand for one that was sent before
+        return None
 
     def __add__(self, other: ReceivedSums) -> ReceivedSums:
         x, y = torch.cat([self.x, other.x]), torch.cat([self.y, other.y])
@@ -106,8 +106,7 @@ def _read_sums(capture: Capture, reply: Reply) -> tuple[Sums, float] | None:
         weights, length = trained
         gradient, resolution = (capture.weights - weights).to(exact) * samples / length, 2.0**-20
         return Sums({GRADIENT: gradient, SAMPLES: samples}), resolution
-    names = [name for name in reply.arrays if name in (GRADIENT, REST) or "/" in name]
-    arrays = {name: reply.take(name, None, exact) for name in names}
+    arrays = {name: reply.take(name, None, exact) for name in reply.arrays if name == GRADIENT or "/" in name}
     if reply.arrays[GRADIENT].is_floating_point():
         return Sums(arrays | {SAMPLES: samples}), 2.0**-11 if GRADIENT in reply.halves else 2.0**-23
     return Sums({GRADIENT: _unwhitened(capture, arrays[GRADIENT]), SAMPLES: samples / COUNT}), 2.0**-23
@@ -141,9 +140,10 @@ def attack(capture: Capture, seed: int = 0) -> list[Finding]:
 def on_sums(capture: Capture, held: Sequence[ReceivedSums], role: str, seed: int = 0) -> list[Finding]:
     """Every attack on sums that somebody in this role has."""
     found = _class_counts(capture, held, role)
-    for layer in linear_layers(capture.task.at(capture.weights))[:1]:
-        found += _pictures(capture, layer, held, role) + _members(capture, layer, held, role, seed)
-    return found
+    first, *_ = *linear_layers(capture.task.at(capture.weights)), None
+    if first is None or first.module.in_features != held[0].x.shape[1]:  # or one that sees inputs position by position
+        return found
+    return found + _pictures(capture, first, held, role) + _members(capture, first, held, role, seed)
 
 
 def _pictures(capture: Capture, layer: LinearLayer, held: Sequence[ReceivedSums], role: str) -> list[Finding]:
