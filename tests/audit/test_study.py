@@ -21,12 +21,12 @@ from tests.audit.fixtures import config
 
 
 def test_success_is_what_is_gained_over_guessing() -> None:
-    def finding(mean: float, guess: float = 0.5, perfect: float = 1.0) -> Finding:
-        return Finding("a", "aggregator", "x", "SSIM", [mean - 0.1, mean + 0.1], guess, perfect=perfect)
+    def finding(mean: float, guess: float = 0.5, measure: str = "SSIM") -> Finding:
+        return Finding("a", "aggregator", "x", measure, [mean - 0.1, mean + 0.1], guess)
 
     assert finding(0.7).success == pytest.approx(0.4)
     assert finding(0.3).success == 0  # worse than guessing is no gain
-    assert finding(0.05, guess=1.0, perfect=0.0).success == pytest.approx(0.95)  # errors: less is more
+    assert finding(0.05, 1.0, "relative error").success == pytest.approx(0.95)  # errors: less is more
     assert finding(0.7).spread == pytest.approx(0.1 * 2**0.5)
 
 

@@ -30,8 +30,8 @@ from ntkfl.data import Federated, from_clients
 from ntkfl.errors import ConfigError
 from ntkfl.extras import missing
 from ntkfl.federation.client import honest
-from ntkfl.federation.config import RunConfig, build_model, load_data
-from ntkfl.federation.simulation import Simulation
+from ntkfl.federation.config import RunConfig, load_data
+from ntkfl.federation.simulation import Simulation, simulation_of
 from ntkfl.methods import ClientRound, Method, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.methods.replies import Reply
@@ -105,15 +105,8 @@ def audit_canaries(
     data = data.hold_out(config.hold_out, seed=config.seed)[0] if config.hold_out else data
     coins = np.random.default_rng(seed).random(canaries) < 0.5
     planted, owners = _planted(data, canaries, seed), np.arange(canaries) % len(data)
-    simulation = Simulation(
-        build_model(config, data),
-        _with_canaries(data, planted, owners, coins),
-        method,
-        clients_per_round=config.with_cohort(len(data)).clients_per_round,
-        seed=config.seed,
-        privacy=config.privacy,
-        robust=config.robust,
-    )
+    played = config.model_copy(update={"hold_out": 0, "byzantine": None, "repeatable": True})
+    simulation = simulation_of(played, _with_canaries(data, planted, owners, coins))
     attacker = _Attacker(simulation, planted, owners, data.sizes)
     simulation.clients.respond, simulation.local.listener = attacker.respond, attacker
     simulation.run(config.rounds, callbacks=[])

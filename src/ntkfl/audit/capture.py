@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -25,7 +25,7 @@ from ntkfl.wire import Message
 Records = tuple[Tensor, Tensor]  # inputs x [n, ...] and labels or targets y [n] or [n, d2]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Capture:
     """One round as it went over the wire, decoded from its bytes."""
 
@@ -37,10 +37,11 @@ class Capture:
     broadcast: Message  # what every client received first ("weights"; where each got its own, the first client's)
     uploads: list[Reply]  # parsed: one per client in order of `cohort`, or, shuffled, joined rows
     cohort: tuple[int, ...]  # ids, known to the aggregator
-    truth: list[Records] = field(repr=False)  # a client's records as the network took them: for scoring only
-    raw: list[Tensor] = field(repr=False)  # the unprojected inputs a client: for scoring only
-    order: Tensor | None = field(repr=False)  # shuffled: of each row its place among all rows sent: for scoring only
-    after: Tensor = field(repr=False)  # the weights [d] that the round ended with, which the next broadcast tells
+    after: Tensor  # the weights [d] that the round ended with, which the next broadcast tells
+    # For scoring only:
+    truth: list[Records]  # a client's records as the network took them
+    raw: list[Tensor]  # a client's inputs, unprojected
+    order: Tensor | None  # shuffled: of each row its place among all rows sent
 
     @property
     def masked(self) -> bool:

@@ -129,6 +129,4 @@ def _finding(attack: str, role: str, trials: Sequence[tuple[Tensor, Tensor]], se
     details = {f"TPR at {rate:.1%} FPR": recall(members, others, rate) for rate in FALSE_ALARMS}
     details |= {"AUC": area(members, others), "members": len(members)}
     values = [advantage(a, b, seed + i) for i, (a, b) in enumerate(trials)]
-    mean = sum(values) / len(values)
-    says = f"Members are told from others with an advantage of {mean:.3f} (0 is guessing, 1 is certainty)."
-    return Finding(attack, role, "who was trained on", "advantage", values, 0.0, says, details)
+    return Finding(attack, role, "who was trained on", "advantage", values, 0.0, details)

@@ -82,9 +82,7 @@ def inputs(capture: Capture, rows: ReceivedRows) -> list[Finding]:
     def scored(role: str, attack: str, what: str, truth: Tensor, drawn: Tensor, chance: Tensor) -> Finding:
         """The relative error of `drawn` [n, d] beside that of a guess."""
         error, usual = (relative_error(truth.flatten(1), found.flatten(1)) for found in (drawn, chance))
-        says = f"{what[0].upper()}{what[1:]} are recovered to {float(error.mean()):.1%} of their size."
-        values, guess = error.tolist(), float(usual.mean())
-        return Finding(attack, role, what, "relative error", values, guess, says, details, perfect=0.0)
+        return Finding(attack, role, what, "relative error", error.tolist(), float(usual.mean()), details)
 
     attack, role = "analytic inversion", "aggregator"
     # The guess is the round's mean input of each row's label: what the label alone would tell.
@@ -99,9 +97,7 @@ def inputs(capture: Capture, rows: ReceivedRows) -> list[Finding]:
         findings.append(scored(role, attack, "inputs", raw, z, chance))
     if capture.pictures:
         likeness, usual = (ssim(capture.images(raw), capture.images(drawn)) for drawn in (z, chance))
-        mean, guess = float(likeness.mean()), float(usual.mean())
-        says = f"Pictures come back with an SSIM of {mean:.2f} (a guess by the label: {guess:.2f})."
-        findings.append(Finding(attack, role, "inputs", "SSIM", likeness.tolist(), guess, says, details))
+        findings.append(Finding(attack, role, "inputs", "SSIM", likeness.tolist(), float(usual.mean()), details))
     return findings
 
 
@@ -111,8 +107,7 @@ def labels(capture: Capture, rows: ReceivedRows) -> list[Finding]:
         return []
     classes, clients = capture.task.outputs, [y for _, y in capture.truth]
     right = float((rows.labels == capture.aligned()[1]).double().mean())
-    says = f"Labels travel with their rows: {right:.0%} of them are read off."
-    found = Finding("labels of rows", "aggregator", "labels", "accuracy", [right], 1 / classes, says)
+    found = Finding("labels of rows", "aggregator", "labels", "accuracy", [right], 1 / classes)
     each = torch.split(rows.labels, [len(y) for y in clients])
     parts = each if capture.order is None else [rows.labels] * len(clients)
     shares = torch.stack([mix(part, classes) for part in parts])
@@ -124,9 +119,8 @@ def senders(capture: Capture, rows: ReceivedRows, seen: Recovery | None) -> list
     of each client's rows; the guess is a row picked at random.
     """
     attack, role, what, measure = "rows of one sender", "aggregator", "who sent a row", "accuracy"
-    if capture.order is None:
-        says = "Without a shuffler every reply comes from a known client: nothing is hidden."
-        return [Finding(attack, role, what, measure, [1.0], 1 / len(capture.cohort), says)]
+    if capture.order is None:  # every reply comes from a known client
+        return [Finding(attack, role, what, measure, [1.0], 1 / len(capture.cohort))]
     true = torch.cat([torch.full((len(y),), i) for i, (_, y) in enumerate(capture.truth)])[capture.order]
     if seen is None:
         distance = torch.cdist(rows.outputs.double(), rows.outputs.double())
@@ -137,9 +131,8 @@ def senders(capture: Capture, rows: ReceivedRows, seen: Recovery | None) -> list
     hit = (true[distance.fill_diagonal_(float("inf")).argmin(1)] == true).double()
     same = (true.unsqueeze(0) == true.unsqueeze(1)).double().fill_diagonal_(0)
     guess = float(same.sum() / (len(true) * (len(true) - 1)))
-    rate, values = float(hit.mean()), [float(hit[true == c].mean()) for c in torch.unique(true)]
-    says = f"The most similar row is by the same sender in {rate:.0%} of cases (a random row: {guess:.0%})."
-    return [Finding(attack, role, what, measure, values, guess, says, {"of all rows": rate})]
+    values = [float(hit[true == c].mean()) for c in torch.unique(true)]
+    return [Finding(attack, role, what, measure, values, guess, {"of all rows": float(hit.mean())})]
 
 
 def members(capture: Capture, seen: Recovery | None, seed: int) -> list[Finding]:
