@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,8 @@ from ntkfl.audit.rows import attack, rows_of
 from ntkfl.audit.study import study
 from ntkfl.privacy.projection import RunSecret, make_projection
 from ntkfl.privacy.sparsify import sparsify
+from ntkfl.tangent.dense import DenseBlock
+from ntkfl.tangent.jacobian import BlockJacobian
 from tests.audit.fixtures import config
 
 
@@ -36,13 +40,20 @@ def test_dense_jacobians_with_bias_give_the_input_exactly(sizes: tuple[int, ...]
     assert float(found.bound.max()) == 0
 
 
-def test_on_the_wire_dense_and_factored_give_the_input() -> None:
-    for form in ("dense", "factored"):
-        caught = capture(config({"name": "ntk-fl", "form": form}, privacy={"subsample_rate": 0.05}), 1)
-        rows = rows_of(caught)
-        found = invert(caught.task.at(caught.weights), rows.J)
-        assert found is not None
-        assert float(relative_error(caught.aligned()[0].flatten(1), found.x).max()) < 1e-5
+@pytest.mark.parametrize(
+    ("form", "privacy"),
+    [("dense", {}), ("factored", {}), ("auto", {"projected_dim": 24, "shuffle": True, "sparsity": 0.7})],
+)
+def test_on_the_wire_rows_give_the_inputs(form: str, privacy: dict[str, Any]) -> None:
+    """Of sparse ones the coordinates that an entry tells."""
+    caught = capture(config({"name": "ntk-fl", "form": form}, privacy={"subsample_rate": 0.1} | privacy), 1)
+    found, truth = invert(caught.task.at(caught.weights), rows_of(caught).J), caught.aligned()[0].flatten(1)
+    assert found is not None
+    if "sparsity" in privacy:
+        assert 0.2 < float(found.known.double().mean()) < 1
+        torch.testing.assert_close(found.x[found.known], truth[found.known], rtol=1e-3, atol=1e-4)
+    else:
+        assert float(relative_error(truth, found.x).max()) < 1e-5
 
 
 @pytest.mark.parametrize("sizes", [(30, 20, 5), (30, 12, 8, 5)], ids=str)
@@ -62,9 +73,6 @@ def test_without_any_bias_a_row_is_read_by_the_public_weights() -> None:
     x, model = _inputs(), _model(30, 20, 5)
     J = ntkfl.jacobian(model, x).dense()
     J[:, :, linear_layers(model)[0].bias] = 0  # as if none had been among the largest
-    from ntkfl.tangent.dense import DenseBlock
-    from ntkfl.tangent.jacobian import BlockJacobian
-
     found = invert(model, BlockJacobian([DenseBlock(J, (slice(0, J.shape[2]),))], 5, J.shape[2]))
     assert found is not None
     assert float(relative_error(x, found.x).max()) < 1e-5
