@@ -13,7 +13,7 @@ from torch import Tensor
 from ntkfl.data import Federated
 from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.federation.run_folder import Record
-from ntkfl.federation.simulation import simulation_of
+from ntkfl.federation.simulation import Simulation, simulation_of
 from ntkfl.federation.transport import SimulatedClients
 from ntkfl.methods import Method, Task
 from ntkfl.methods.averaging.local_training import LocalTraining
@@ -33,7 +33,7 @@ class Capture:
     round: int
     method: Method
     task: Task  # network and loss: task.at(w), task.predict(w, x)
-    clients: SimulatedClients  # as they were before the first round, with all data and the projection
+    clients: SimulatedClients  # with all data and the projection
     broadcast: Message  # what every client received first ("weights"; where each got its own, the first client's)
     uploads: list[Reply]  # parsed: one per client in order of `cohort`, or, shuffled, joined rows
     cohort: tuple[int, ...]  # ids, known to the aggregator
@@ -119,39 +119,44 @@ class Capture:
 
 
 class _FirstExchange:
-    """Hears the first exchange of one round: the question, and the replies as the aggregator has them. Of shuffled rows
-    it keeps all that were sent, and all that came; a reply that does not split is one row.
+    """Hears the first exchange of one round: the question, what clients hold, and the replies as the aggregator has
+    them. Of shuffled rows it keeps all that were sent and all that came; a reply that does not split is one row.
     """
 
-    def __init__(self, round: int, method: Method, shuffled: bool) -> None:
-        self.round, self.method, self.shuffled = round, method, shuffled
+    def __init__(self, round: int, simulation: Simulation) -> None:
+        self.round, self.simulation, self.shuffled = round, simulation, simulation.task.privacy.shuffle
         self.cohort: tuple[int, ...] = ()
-        self.replies: list[bytes] = []
+        self.truth: list[Records] = []
+        self.raw: list[Tensor] = []
         self.sent_rows: list[bytes] = []
-        self.received_rows: list[bytes] = []
 
     def asked(self, question: Outgoing, cohort: Sequence[int]) -> None:
-        """A question goes out: the first of the round is kept."""
+        """A question goes out: the first of the round is kept, as clients read it."""
         first = question if isinstance(question, Message) else question[cohort[0]]
         self.hearing = first.round == self.round and not self.cohort
         if self.hearing:
-            self.cohort, self.question = tuple(cohort), first.encode()
+            self.cohort, self.question = tuple(cohort), Message.decode(first.encode())
+            self.kind = self.simulation.method.replies[self.question.kind]
 
     def sent(self, client: int, message: Message) -> None:
         """A client answers, in the order of the cohort."""
-        if self.hearing and self.shuffled:
-            kind = self.method.replies[Message.decode(self.question).kind]
-            self.sent_rows += self._rows(kind(message.arrays, message.halves))
+        if self.hearing:
+            clients = self.simulation.clients
+            held, own = clients.fed.client(client)[0], clients[client].at(self.round)
+            self.truth.append((own.x, own.y))
+            self.raw.append(held[clients[client].drawn(self.round, len(held))])
+            self.sent_rows += self._rows(self.kind(message.arrays, message.halves))
 
     def answered(self, replies: Sequence[Reply]) -> None:
         """The replies as the aggregator has them."""
         if self.hearing:
-            self.replies = [reply.message(self.round).encode() for reply in replies]
-            self.received_rows = [row for reply in replies for row in self._rows(reply)] if self.shuffled else []
+            messages = [Message.decode(reply.message(self.round).encode()) for reply in replies]
+            self.uploads = [self.kind.parse(message, self.simulation.task) for message in messages]
+            self.received_rows = [row for reply in replies for row in self._rows(reply)]
             self.hearing = False
 
     def _rows(self, reply: Reply) -> list[bytes]:
-        return [row.message(self.round).encode() for row in reply.split()]
+        return [row.message(self.round).encode() for row in reply.split()] if self.shuffled else []
 
     def order(self) -> Tensor | None:
         """Of each row received its place among those sent, known by its bytes: equal rows are as good as one another.
@@ -175,28 +180,21 @@ def capture(
     One with secure sums is played without the masks, to have what they would hide; they change nothing else but the
     last digits.
     """
-    data, privacy = data or load_data(config), config.settled[0]
-    played = config.model_copy(update={"privacy": privacy.model_copy(update={"secure_sum": False})})
-    simulation = simulation_of(played, data)
-    first = _FirstExchange(round, simulation.method, simulation.task.privacy.shuffle)
-    simulation.local.listener = first
-    after = simulation.run(round, callbacks=[on_round] if on_round else []).checkpoint["state/weights"]
-    simulation = simulation_of(played, data)  # as it was before the first round, to ask what clients held
-    method, task, clients = simulation.method, simulation.task, simulation.clients
-    broadcast, cohort = Message.decode(first.question), first.cohort
-    held = [clients.fed.client(i)[0] for i in cohort]
-    played_by = [clients[i].at(round) for i in cohort]
+    privacy = config.settled[0].model_copy(update={"secure_sum": False})
+    simulation = simulation_of(config.model_copy(update={"privacy": privacy}), data or load_data(config))
+    heard = simulation.local.listener = _FirstExchange(round, simulation)
+    end = simulation.run(round, callbacks=[on_round] if on_round else []).checkpoint
     return Capture(
         config=config,
         round=round,
-        method=method,
-        task=task,
-        clients=clients,
-        broadcast=broadcast,
-        uploads=[method.replies[broadcast.kind].parse(Message.decode(sent), task) for sent in first.replies],
-        cohort=cohort,
-        truth=[(client.x, client.y) for client in played_by],
-        raw=[x[clients[i].drawn(round, len(x))] for i, x in zip(cohort, held, strict=True)],
-        order=first.order(),
-        after=after,
+        method=simulation.method,
+        task=simulation.task,
+        clients=simulation.clients,
+        broadcast=heard.question,
+        uploads=heard.uploads,
+        cohort=heard.cohort,
+        after=end["state/weights"],
+        truth=heard.truth,
+        raw=heard.raw,
+        order=heard.order(),
     )
