@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
-from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,7 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
     """A method's runs as a row: of each seed one run, or several whose curves are averaged, as of clients that each
     train alone, and send nothing. Where a seed has no run, the method's search chose nothing.
     """
-    records = [[[*map(or_, cell.history(), cell.folder.records("timings.jsonl"))] for cell in group] for group in cells]
+    records = [[cell.rounds() for cell in group] for group in cells]
 
     def curves(name: str) -> list[list[float]]:
         """A number's mean over each seed's runs, round by round, as far as all of them came."""
@@ -106,7 +105,7 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
         reached=[_reached(target, accuracy, up, down) for target in comparison.targets],
         reached_unaveraged=[_reached(target, last, up, down) for target in comparison.targets],
         failed=[
-            next(filter(None, (cell.failed for cell in group)), "") if group else NOTHING_CHOSEN for group in cells
+            next((cell.failed for cell in group if cell.failed), "" if group else NOTHING_CHOSEN) for group in cells
         ],
         devices=sorted({record["device"] for runs in records for run in runs for record in run}),
         steps=[[record.get("steps") for run in runs[:1] for record in run] for runs in records],
@@ -116,7 +115,7 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
 def _reached(target: float, curves: Sequence[Sequence[float]], *ways: Sequence[Sequence[float]]) -> Reached:
     """The first round at the target of each seed's curve, and the bytes sent until then."""
     rounds = [next((i for i, a in enumerate(curve, 1) if a >= target), None) for curve in curves]
-    sent = ([round and one[round - 1] for round, one in zip(rounds, way, strict=True)] for way in ways)
+    sent = ([None if r is None else one[r - 1] for r, one in zip(rounds, way, strict=True)] for way in ways)
     return Reached(target, rounds, *sent)
 
 
@@ -160,7 +159,7 @@ def spread(values: Sequence[float | None], digits: int = 0) -> str:
 def accuracy_at(row: Row, round: int | None) -> str:
     """Accuracy at a round, or at each seed's last, over the seeds that got so far: '84.2 ± 0.3', in percent."""
     reached = [curve for curve in row.accuracy if len(curve) >= (round or 1)]
-    return spread([100 * curve[(round or 0) - 1] for curve in reached], 1)
+    return spread([100 * curve[-1 if round is None else round - 1] for curve in reached], 1)
 
 
 def rounds_text(row: Row, reached: Reached) -> str:

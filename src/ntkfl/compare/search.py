@@ -98,12 +98,10 @@ def score(cells: Sequence[Cell]) -> float | None:
     """
     means = []
     for cell in cells:
-        records = cell.history()
-        if cell.failed or not records:
+        curve = [record["validation_accuracy"] for record in cell.history()]
+        if cell.failed or not curve:
             return None
-        means.append(
-            statistics.fmean(record["validation_accuracy"] for record in records[-max(1, len(records) // 3) :])
-        )
+        means.append(statistics.fmean(curve[-max(1, len(curve) // 3) :]))
     return statistics.fmean(means)
 
 

@@ -82,10 +82,9 @@ class Entry(Options):
     def with_options(self, options: Mapping[str, float]) -> dict[str, Any]:
         """`method`, `privacy` and `robust` of a run with these searched options, each where it belongs."""
         own, robust = method_class(self.method).model_fields, self.robust
-        of_privacy = {
-            name: value for name, value in options.items() if name not in own and name in Privacy.model_fields
-        }
-        of_robust = {name: value for name, value in options.items() if name not in own and name in Robust.model_fields}
+        others = {name: value for name, value in options.items() if name not in own}
+        of_privacy = {name: value for name, value in others.items() if name in Privacy.model_fields}
+        of_robust = {name: value for name, value in others.items() if name in Robust.model_fields}
         of_method = {name: value for name, value in options.items() if name not in of_privacy | of_robust}
         if of_robust:
             robust = Robust(**(Robust() if robust == "on" else robust).model_dump() | of_robust)
@@ -175,15 +174,17 @@ class Comparison(Options):
     @property
     def common(self) -> dict[str, Any]:
         """The settings that all runs have unless an entry has its own, as plain values."""
-        chosen = "clients_per_round" in self.model_fields_set
-        cohort = self.clients_per_round if chosen else f"up to {self.clients_per_round}"
+        cohort = self.cohort or f"up to {self.clients_per_round}"
         return {**self.model_dump(mode="json", include={"data", "model"}), "clients_per_round": cohort}
+
+    @property
+    def cohort(self) -> int | None:
+        """Clients per round, if a number was given: else there are as many as the data have, up to the default."""
+        return self.clients_per_round if "clients_per_round" in self.model_fields_set else None
 
     def run(self, entry: Entry, seed: int, options: Mapping[str, Any], **changes: Any) -> RunConfig:
         """The run of one entry with these searched options."""
-        cohort = entry.clients_per_round or (
-            self.clients_per_round if "clients_per_round" in self.model_fields_set else None
-        )
+        cohort = entry.clients_per_round or self.cohort
         values = {
             "rounds": entry.rounds or self.rounds,
             "seed": seed,
@@ -192,6 +193,6 @@ class Comparison(Options):
             "model": entry.model or self.model,
             "byzantine": entry.byzantine,
             **entry.with_options(options),
-            **({"clients_per_round": cohort} if cohort else {}),  # else as many as there are, up to the default
+            **({"clients_per_round": cohort} if cohort else {}),
         }
         return RunConfig(**(values | changes))
