@@ -108,7 +108,6 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
     assert bytes_text(row.reached[0]) == "3 + 9 = 12"
     assert bytes_text(row.reached[1]) == ""
     assert row.reached[1].rounds == [None, None]
-    assert row.reached_unaveraged[0].rounds == [None, None]
     assert row.seconds == [[0.5, 1.0, 1.5, 2.0]] * 2
     assert spread([3.0, None, 5.0]) == "4 ± 1 (2 of 3)"
     table = {heading: cell for heading, (cell,) in columns(comparison, [row]).items()}

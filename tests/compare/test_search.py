@@ -17,9 +17,9 @@ def test_a_search_follows_held_out_clients_and_says_what_lies_at_an_edge(tmp_pat
     comparison = read(tmp_path, TOML.replace("lr = [0.1, 0.3]", "lr = [0.1, 0.3, 0.9]"))
     runs = FakeRuns(lambda m: 0.9 - abs(m["lr"] - 0.3) / 10 - abs(m["local_steps"] - 4) / 100)
     chosen = search(comparison, tmp_path / "s", runs)  # type: ignore[arg-type]
-    assert chosen["FedAvg"].options == {"lr": 0.3, "local_steps": 4}
+    assert chosen["FedAvg"].best == (("lr", 0.3), ("local_steps", 4))
     assert chosen["FedAvg"].at_edge == ["local_steps"]
-    assert chosen["NTK-FL"].options == {}
+    assert chosen["NTK-FL"].best == ()
     (line,) = search_lines(comparison, chosen)
     assert line.startswith("FedAvg: searched lr in {0.1, 0.3, 0.9}; local_steps in {2, 4} on 6 held-out clients; chose")
     assert line.endswith("at the edge of what was tried in local_steps: a wider grid may have better")
@@ -68,7 +68,7 @@ def test_halving_continues_only_the_best_and_the_last_rung_decides(tmp_path: Pat
             FakeRuns(lambda m, sign=sign: 0.5 + sign * m["lr"] - m["local_steps"] / 100)([cell])
 
     chosen = [search(c, tmp_path / str(i), run)["FedAvg"] for i, c in enumerate((early, late))]  # type: ignore[arg-type]
-    assert [c.options for c in chosen] == [{"lr": 0.3, "local_steps": 2}, {"lr": 0.1, "local_steps": 2}]
+    assert [dict(c.best) for c in chosen] == [{"lr": 0.3, "local_steps": 2}, {"lr": 0.1, "local_steps": 2}]
     lengths = [sorted(len(RunFolder(p).records()) for p in (tmp_path / str(i)).iterdir()) for i in range(2)]
     assert lengths == [[1, 1, 1, 2], [2, 4, 4, 4]]  # from where they were
 

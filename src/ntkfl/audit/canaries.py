@@ -92,16 +92,14 @@ class CanaryFinding:
         )
 
 
-def audit_canaries(
-    config: RunConfig, canaries: int = 200, seed: int = 0, data: Federated | None = None
-) -> CanaryFinding:
+def audit_canaries(config: RunConfig, canaries: int = 200, seed: int = 0) -> CanaryFinding:
     """Train the configuration once with canaries, and attack it. Costs the training three times over at most, a pass of
     every canary a round, and `canaries` × d numbers.
     """
     method, privacy = config.built_method, config.settled[0]
     if not isinstance(method, NoisySums) or privacy.epsilon is None:
         raise ConfigError(f"canaries test a promise of ε, and {method.name} makes none here: set epsilon")
-    data = data or load_data(config)
+    data = load_data(config)
     data = data.hold_out(config.hold_out, seed=config.seed)[0] if config.hold_out else data
     coins = np.random.default_rng(seed).random(canaries) < 0.5
     planted, owners = _planted(data, canaries, seed), np.arange(canaries) % len(data)

@@ -10,7 +10,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ntkfl.data import Federated
 from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.federation.run_folder import Record
 from ntkfl.federation.simulation import Simulation, simulation_of
@@ -169,21 +168,17 @@ class _FirstExchange:
 
 
 def capture(
-    config: RunConfig,
-    round: int = 1,
-    *,
-    data: Federated | None = None,
-    on_round: Callable[[Record, Record], None] | None = None,
+    config: RunConfig, round: int = 1, on_round: Callable[[Record, Record], None] = lambda record, timing: None
 ) -> Capture:
-    """Play a planned configuration to `round` and capture it; `data` are what it names, where they are loaded already.
+    """Play a planned configuration to `round` and capture it; `on_round` hears of each round on the way.
 
     One with secure sums is played without the masks, to have what they would hide; they change nothing else but the
     last digits.
     """
     privacy = config.settled[0].model_copy(update={"secure_sum": False})
-    simulation = simulation_of(config.model_copy(update={"privacy": privacy}), data or load_data(config))
+    simulation = simulation_of(config.model_copy(update={"privacy": privacy}), load_data(config))
     heard = simulation.local.listener = _FirstExchange(round, simulation)
-    end = simulation.run(round, callbacks=[on_round] if on_round else []).checkpoint
+    end = simulation.run(round, callbacks=[on_round]).checkpoint
     return Capture(
         config=config,
         round=round,

@@ -13,8 +13,8 @@ from rich.table import Table
 from ntkfl.atomic import write_atomically
 from ntkfl.cli.verbs import AllowCode, Json, stoppable
 from ntkfl.errors import ConfigError, RunFolderError
-from ntkfl.federation.config import RunConfig, load_data
-from ntkfl.federation.run_folder import Record, RunFolder
+from ntkfl.federation.config import RunConfig
+from ntkfl.federation.run_folder import RunFolder
 from ntkfl.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -85,15 +85,11 @@ def _attacked(run: Path | None, config: Path | None, round: int, seed: int, allo
         raise ConfigError(f"the run is planned for {planned.rounds} rounds: there is no round {round}")
     if run is not None and not quiet:
         typer.echo(f"attacks round {round} of the settings in {source}, played anew, and the final model of {run}")
-    with ProgressBar(1 + round + len(ATTACKS), quiet=quiet) as bar:
-
-        def on_round(record: Record, timing: Record) -> None:
-            bar.end(f"round {record['round']} of {round} played")
-
-        bar.begin("loading the data")
-        data = load_data(planned)
-        bar.begin(f"round {round}: listening")
-        heard = capture(planned, round, data=data, on_round=on_round)
+    with ProgressBar(round + len(ATTACKS), quiet=quiet) as bar:
+        bar.begin(f"playing to round {round}")
+        heard = capture(
+            planned, round, on_round=lambda record, _: bar.end(f"round {record['round']} of {round} played")
+        )
         more = [] if final is None else on_final_model(heard, *final, seed)
         return study(heard, seed=seed, say=bar.begin, more=more)
 
@@ -104,8 +100,9 @@ def _final_model(folder: RunFolder) -> tuple[Tensor, list[int]]:
     done, checkpoint = folder.load_checkpoint()
     if not done:
         raise RunFolderError(f"{folder.path} has no finished round: there is no model to attack")
-    kinds = ("clients", "forgotten")
-    taken, gone = ({client for record in folder.records() for client in record.get(kind) or []} for kind in kinds)
+    taken, gone = (
+        {i for record in folder.records() for i in record.get(name, ())} for name in ("clients", "forgotten")
+    )
     return checkpoint["averaged"], sorted(taken - gone)
 
 

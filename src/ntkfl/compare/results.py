@@ -16,7 +16,7 @@ import torch
 
 from ntkfl.atomic import write_atomically
 from ntkfl.compare.captions import caption, options
-from ntkfl.compare.search import Searches, Setting
+from ntkfl.compare.search import Searches, in_words
 from ntkfl.compare.spec import ALONE, Comparison
 from ntkfl.compare.trials import Cell
 from ntkfl.progress import percent, plural
@@ -54,7 +54,6 @@ class Row:
     downlink_mib: list[list[float]]  # cumulative
     seconds: list[list[float]]  # cumulative
     reached: list[Reached]
-    reached_unaveraged: list[Reached]
     failed: list[str]
     devices: list[str]  # where the seconds were measured
     steps: list[list[float | None]]  # t that NTK-FL chose
@@ -65,7 +64,7 @@ class Row:
         return [
             {"method": self.label, "seed": seed, "rounds": len(self.accuracy[i])}
             | {name: own[i][-1] if own[i] else None for name, own in curves.items()}
-            | {f"rounds to {percentage(reached.target)}": reached.rounds[i] for reached in self.reached}
+            | {f"rounds to {100 * reached.target:g}%": reached.rounds[i] for reached in self.reached}
             | {"failed": self.failed[i]}
             for i, seed in enumerate(self.seeds)
         ]
@@ -90,20 +89,18 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
         return [[*accumulate(weight * number for number in curve)] for curve in curves(name)]
 
     mib = 0 if label == ALONE else 1 / 2**20
-    accuracy, last = curves("test_accuracy"), curves("last_accuracy")
-    up, down = summed("uplink_bytes", mib), summed("downlink_bytes", mib)
+    accuracy, up, down = curves("test_accuracy"), summed("uplink_bytes", mib), summed("downlink_bytes", mib)
     return Row(
         label=label,
         setting=setting,
         seeds=list(comparison.seeds),
         length=next((cell.config.rounds for group in cells for cell in group), comparison.rounds),
         accuracy=accuracy,
-        last_accuracy=last,
+        last_accuracy=curves("last_accuracy"),
         uplink_mib=up,
         downlink_mib=down,
         seconds=summed("seconds"),
         reached=[_reached(target, accuracy, up, down) for target in comparison.targets],
-        reached_unaveraged=[_reached(target, last, up, down) for target in comparison.targets],
         failed=[
             next((cell.failed for cell in group if cell.failed), "" if group else NOTHING_CHOSEN) for group in cells
         ],
@@ -132,17 +129,12 @@ def columns(comparison: Comparison, rows: Sequence[Row]) -> dict[str, list[str]]
     table = {"method": [row.label for row in rows]}
     table |= {heading: [accuracy_at(row, round) for row in rows] for heading, round in shown.items()}
     for i, target in enumerate(comparison.targets):
-        table[f"rounds to {percentage(target)}"] = [rounds_text(row, row.reached[i]) for row in rows]
-        table[f"MiB up + down to {percentage(target)}"] = [bytes_text(row.reached[i]) for row in rows]
+        table[f"rounds to {100 * target:g}%"] = [rounds_text(row, row.reached[i]) for row in rows]
+        table[f"MiB up + down to {100 * target:g}%"] = [bytes_text(row.reached[i]) for row in rows]
     # The median: a worker's first round also pays for its start.
     rounds = [[[b - a for a, b in pairwise([0.0, *curve])] for curve in row.seconds if curve] for row in rows]
     table["s/round"] = [f"{statistics.mean(map(statistics.median, each)):.2f}" if each else "" for each in rounds]
     return table | {"setting": [setting(comparison, row) for row in rows]}
-
-
-def percentage(target: float) -> str:
-    """'85%', '99.9%'."""
-    return f"{100 * target:g}%"
 
 
 def spread(values: Sequence[float | None], digits: int = 0) -> str:
@@ -224,8 +216,8 @@ def search_lines(comparison: Comparison, searches: Searches) -> list[str]:
     lines, clients = [], plural(comparison.search.hold_out or 0, "held-out client")
     for label, found in searches.items():
         tried = [f"{name} in {{{', '.join(f'{v:g}' for v in sorted(own))}}}" for name, own in found.entry.grid.items()]
-        choice = "every run of it failed, so nothing was chosen" if found.nothing else f"chose {_words(found.best)}"
-        if found.at_edge and not found.nothing:
+        choice = "every run of it failed, so nothing was chosen" if found.nothing else f"chose {in_words(found.best)}"
+        if found.at_edge:
             names = " and ".join(found.at_edge)
             choice += f", at the edge of what was tried in {names}: a wider grid may have better"
         lines += [f"{label}: searched {'; '.join(tried)} on {clients}; {choice}"] if tried else []
@@ -237,15 +229,11 @@ def score_lines(searches: Searches) -> list[str]:
     lines = []
     for label, found in searches.items():
         points = [
-            f"{_words(point)}: {'failed' if score is None else percent(score)} ({plural(rounds, 'round')})"
+            f"{in_words(point)}: {'failed' if score is None else percent(score)} ({plural(rounds, 'round')})"
             for point, (rounds, score) in found.scores.items()
         ]
         lines += [f"{label}, accuracy on held-out clients: {'; '.join(points)}"] if points else []
     return lines
-
-
-def _words(setting: Setting) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in setting)
 
 
 # -- Files -------------------------------------------------------------------------------------------------------------

@@ -101,11 +101,8 @@ def carry_out(
         write_plan(folder, comparison, every)
         planned(len({cell.key for cell in every if not cell.finished}))
         pool.run(every, watch)
-    rows = [
-        summarise(comparison, label, found.entry.method | found.options, cells[label])
-        for label, found in chosen.items()
-    ]
-    return rows, chosen
+    settings = {label: found.entry.method | dict(found.best) for label, found in chosen.items()}
+    return [summarise(comparison, label, settings[label], cells[label]) for label in chosen], chosen
 
 
 def _cells(comparison: Comparison, found: Chosen, seed: int, root: Path) -> list[Cell]:

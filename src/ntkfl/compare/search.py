@@ -16,10 +16,15 @@ from ntkfl.compare.trials import Cell
 Setting = tuple[tuple[str, float], ...]  # searched options in the grid's order
 
 
+def in_words(setting: Setting) -> str:
+    """'lr 0.1, local_steps 20'."""
+    return ", ".join(f"{name} {value:g}" for name, value in setting)
+
+
 @dataclass
 class Chosen:
     """What the search of an entry ended with: of every setting the rounds it was tried for and its accuracy on held-out
-    clients (None where a run failed); and the best one. Both are empty where nothing was searched.
+    clients (None where a run failed); and the best one, empty where every one failed or nothing was searched.
     """
 
     entry: Entry
@@ -34,12 +39,7 @@ class Chosen:
     @property
     def nothing(self) -> bool:
         """Whether every setting failed, so that nothing was chosen."""
-        return bool(self.best) and self.score is None
-
-    @property
-    def options(self) -> dict[str, float]:
-        """The searched options with the values chosen."""
-        return {} if self.nothing else dict(self.best)
+        return bool(self.entry.grid) and not self.best
 
     @property
     def at_edge(self) -> list[str]:
@@ -54,7 +54,7 @@ class Chosen:
         return {
             "fixed": self.entry.method,
             "searched": {name: sorted(values) for name, values in self.entry.grid.items()},
-            "chosen": self.options,
+            "chosen": dict(self.best),
             "held_out_score": self.score,
             "still_at_edge": self.at_edge,
             "scores": [{"setting": dict(point), "rounds": rounds, "score": score} for point, (rounds, score) in points],
@@ -86,7 +86,7 @@ def search(comparison: Comparison, root: Path, run: Callable[[Sequence[Cell]], N
         for label, settings in going.items():
             scores = {setting: score(cells[label, setting]) for setting in settings}
             settings.sort(key=lambda setting: -1 if (own := scores[setting]) is None else own, reverse=True)
-            chosen[label].best = settings[0]
+            chosen[label].best = () if scores[settings[0]] is None else settings[0]
             chosen[label].scores |= {setting: (rounds, scores[setting]) for setting in settings}
             del settings[max(comparison.search.keep_at_least, math.ceil(len(settings) * comparison.search.keep)) :]
     return chosen
@@ -108,6 +108,6 @@ def score(cells: Sequence[Cell]) -> float | None:
 def _cells(comparison: Comparison, entry: Entry, setting: Setting, rounds: int, root: Path) -> list[Cell]:
     """A setting's runs, one per seed: without the held-out clients, among honest clients, and with no early end."""
     changes = {"rounds": rounds, "hold_out": comparison.search.hold_out, "stop_at": None, "byzantine": None}
-    label = f"{entry.label} ({', '.join(f'{name} {value:g}' for name, value in setting)})"
+    label = f"{entry.label} ({in_words(setting)})"
     configs = (comparison.run(entry, seed, dict(setting), **changes) for seed in comparison.search.seed)
     return [Cell(label, config, root) for config in configs]

@@ -51,9 +51,8 @@ def read_shuffled(key: Mapping[str, Any]) -> dict[str, float]:
     low, high = pictures.min(), pictures.max()
 
     def likeness(original: Tensor, drawn: Tensor) -> float:
-        return float(
-            ssim(*((p.view(-1, 1, 28, 28) - low).div(high - low).clamp(0, 1) for p in (original, drawn))).mean()
-        )
+        pair = ((p.view(-1, 1, 28, 28) - low).div(high - low).clamp(0, 1) for p in (original, drawn))
+        return float(ssim(*pair).mean())
 
     return {
         "samples": count,
