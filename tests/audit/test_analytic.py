@@ -121,6 +121,15 @@ def backbone() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU())
 
 
+def test_of_a_first_layer_that_sees_positions_sums_tell_class_counts_alone() -> None:
+    heard = capture(config({"name": "sum-ntk-fl"}, model={"name": f"{__name__}:positions"}))
+    assert {f.attack for f in study(heard).findings if "sums" in f.attack} == {"class counts, sums"}
+
+
+def positions(inputs: tuple[int, ...], outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Flatten(), nn.Linear(32, outputs))
+
+
 def test_who_has_the_projection_gets_nearer_than_the_mean() -> None:
     mixing = torch.randn(8, 36, generator=torch.Generator().manual_seed(3))
     public, x = (torch.randn(n, 8, generator=torch.Generator().manual_seed(n)) @ mixing for n in (400, 20))

@@ -60,7 +60,7 @@ def read(capture: Capture, J: Jacobian, prior: Prior | None = None) -> Recovery 
     found = invert(capture.task.at(capture.weights), J, prior) if x.is_floating_point() else None
     if found is None or found.x.shape[1] < width:
         return None
-    # What a layer is given again, further on, lies behind.
+    # A first layer that is used again, further on, has those inputs behind its own.
     return Recovery(found.x[:, :width], found.known[:, :width], found.bound)
 
 

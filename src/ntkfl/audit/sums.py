@@ -140,8 +140,8 @@ def attack(capture: Capture, seed: int = 0) -> list[Finding]:
 def on_sums(capture: Capture, held: Sequence[ReceivedSums], role: str, seed: int = 0) -> list[Finding]:
     """Every attack on sums that somebody in this role has."""
     found = _class_counts(capture, held, role)
-    first, *_ = *linear_layers(capture.task.at(capture.weights)), None
-    if first is None or first.module.in_features != held[0].x.shape[1]:  # or one that sees inputs position by position
+    first = next(iter(linear_layers(capture.task.at(capture.weights))), None)
+    if first is None or first.module.in_features != held[0].x.shape[1]:  # it may see an input position by position
         return found
     return found + _pictures(capture, first, held, role) + _members(capture, first, held, role, seed)
 
