@@ -41,12 +41,13 @@ def test_the_page_says_what_leaked(
     found = json.loads((folder / "runs/private/audit/findings.json").read_text())
     assert found["round"] == 2
     page: Any = open_page((folder / "report.html").as_uri(), width=width, scheme=scheme)
+    page.click("#audit > summary")
     said = page.inner_text("#audit")
     assert "Round 2, 3 clients" in said
     assert "aggregator and insider" in said
     for line in found["verdicts"].values():
         assert line in said
-    page.click("#audit summary")
+    page.click("#audit details > summary")
     assert page.locator("#audit tbody tr").count() == len(found["findings"])
     own = next(f for f in found["findings"] if f["attack"] == "labels of rows")
     row = page.inner_text("#audit tbody tr:has-text('labels of rows')")

@@ -14,28 +14,29 @@ from ntkfl.compare.run import read_plan
 from ntkfl.errors import RunFolderError
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.report.page import write_report
-from ntkfl.report.runs import find, history, require
-from ntkfl.report.view import details, rejections, view
+from ntkfl.report.runs import find, require
+from ntkfl.report.view import rejections, view
 from ntkfl.safe_parse import read_unlinked
+from ntkfl.version import __version__
 
 
 def named(root: Path, name: str):  # type: ignore[no-untyped-def]
-    return next(run for run in find([root])[0] if run.name == name)
+    return next(run for run in find([root]) if run.name == name)
 
 
 def test_runs_and_comparisons_are_found_by_name(runs: Path) -> None:
-    found, targets = find([runs])
+    found = find([runs])
     names = [run.name for run in found]
     assert names[:2] == ["cut", "small: NTK-FL, seed 0"]
     assert names[-1] == "whole"
     assert len(found) == 6
-    assert targets == (0.4,)
+    assert {run.targets for run in found} == {(), (0.4,)}
     assert {run.group for run in found if run.rounds is not None} == {
         "small: NTK-FL",
         next(n for n in names if "onerror" in n)[:-8],
     }
-    assert find([runs / "small"])[0][0].name == "NTK-FL, seed 0"
-    assert [run.name for run in find([runs / "whole"])[0]] == ["whole"]
+    assert find([runs / "small"])[0].name == "NTK-FL, seed 0"
+    assert [run.name for run in find([runs / "whole"])] == ["whole"]
     assert len({run.id for run in found}) == 6
 
 
@@ -76,10 +77,10 @@ def test_series_are_the_histories(runs: Path) -> None:
 def test_a_comparison_cuts_its_curves(runs: Path) -> None:
     whole = named(runs, "whole")
     cut = replace(whole, rounds=3)
-    assert [r["round"] for r in history(cut)] == [1, 2, 3]
+    assert view(cut)["rounds"] == [1, 2, 3]
     assert view(cut)["text"] == "finished: 3 rounds"
     early = replace(whole, rounds=4, stop_at=1e-9)  # any accuracy ends it
-    assert len(history(early)) == 1
+    assert view(early)["rounds"] == [1]
     assert view(early)["text"].startswith("finished: reached")
 
 
@@ -90,7 +91,7 @@ def test_a_broken_run_is_said_in_its_own_line(runs: Path, tmp_path: Path) -> Non
             (tmp_path / name / file).write_bytes((runs / "whole" / file).read_bytes())
     (tmp_path / "bad" / "history.jsonl").write_text("{broken\n")
     (tmp_path / "good" / "timings.jsonl").unlink()
-    bad, good = (view(run) for run in find([tmp_path])[0])
+    bad, good = (view(run) for run in find([tmp_path]))
     assert bad["condition"] == "failed"
     assert "no JSON" in bad["text"]
     assert good["condition"] == "finished"
@@ -154,20 +155,15 @@ def test_every_reason_is_counted_by_round() -> None:
             "solver_fallback": "steps that were reached",
         },
     ]
-    lines, series = rejections(records)
-    found = {(line["kind"], line["why"]): (line["of"], line["total"], line["rounds"], line["first"]) for line in lines}
-    assert found == {
-        ("rejected", "not finite"): ("rows", 5, 2, 2),
-        ("rejected", "copied"): ("rows", 1, 1, 2),
-        ("clients with something rejected", ""): ("clients", 3, 2, 2),
-        ("Byzantine clients", ""): ("clients", 2, 1, 2),
-        ("clients that failed", "no answer"): ("clients", 2, 1, 3),
-        ("clients that failed", "bad data"): ("clients", 1, 1, 3),
-        ("the solver's way out", "steps that were reached"): ("rounds", 1, 1, 4),
+    assert {(line["kind"], line["why"]): (line["of"], line["counts"]) for line in rejections(records)} == {
+        ("rejected", "not finite"): ("rows", [0, 3, 0, 2]),
+        ("rejected", "copied"): ("rows", [0, 1, 0, 0]),
+        ("clients with something rejected", ""): ("clients", [0, 2, 0, 1]),
+        ("Byzantine clients", ""): ("clients", [0, 2, 0, 0]),
+        ("clients that failed", "no answer"): ("clients", [0, 0, 2, 0]),
+        ("clients that failed", "bad data"): ("clients", [0, 0, 1, 0]),
+        ("the solver's way out", "steps that were reached"): ("rounds", [0, 0, 0, 1]),
     }
-    assert series["rejected/rejected/not finite"] == [0, 3, 0, 2]
-    assert series["rejected/clients that failed/no answer"] == [0, 0, 2, 0]
-    assert sorted(series) == sorted(line["series"] for line in lines)
 
 
 def test_what_canaries_proved_of_a_run_is_shown(runs: Path, tmp_path: Path) -> None:
@@ -175,10 +171,11 @@ def test_what_canaries_proved_of_a_run_is_shown(runs: Path, tmp_path: Path) -> N
     (folder / "audit").mkdir(parents=True)
     for file in ("config.toml", "history.jsonl"):
         (folder / file).write_bytes((runs / "whole" / file).read_bytes())
-    assert details(find([folder])[0][0]) == {"audit": None, "canaries": ""}
+    assert view(find([folder])[0])["audit"] == {"findings": None, "canaries": None}
     found = {"promised": 3.0004, "shown": 0.91, "holds": True}
     (folder / "audit" / "canaries.json").write_text(json.dumps(found))
-    assert details(find([folder])[0][0])["canaries"] == "promised 3.0, an attacker showed 0.9"
-    page = write_report([folder], tmp_path / "page.html").read_text()
-    assert "promised 3.0, an attacker showed 0.9" in page
-    assert "digits, 20 clients (Dirichlet α = 0.1), 3 per round, mlp with 8 hidden units, fedavg" in page
+    shown = view(find([folder])[0])
+    assert shown["audit"]["canaries"] == found
+    assert shown["caption"] == "digits, 20 clients (Dirichlet α = 0.1), 3 per round, mlp with 8 hidden units"
+    assert (shown["method"], shown["version"]) == ("fedavg", __version__)
+    assert shown["changed"] == ["local_steps 2"]
