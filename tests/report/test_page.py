@@ -49,7 +49,7 @@ def test_pointer_and_keyboard_tell_the_same_values(report: str, open_page: Open)
     assert told.startswith("round 3")
     assert re.search(rf"whole\s+{100 * third:.1f} %", told)
     # Two seeds are one curve, which says its range; the run that ended before is not there.
-    assert re.search(r"small: NTK-FL\s+[\d.]+ % \([\d.]+ % to [\d.]+ %\)", told)
+    assert re.search(r"small: NTK-FL\s+[\d.]+ % \([\d.]+ to [\d.]+ %\)", told)
     assert "cut" not in told
     page.mouse.move(2, 2)
     assert page.is_hidden("#tip")

@@ -33,8 +33,7 @@ def _mark(run: FoundRun) -> tuple[object, ...]:
     states: list[tuple[str, int, int]] = []
     with suppress(OSError):  # not begun, or just being moved
         for path in run.folder.path.iterdir():
-            state = path.lstat()
-            states.append((path.name, state.st_mtime_ns, state.st_size))
+            states.append((path.name, path.lstat().st_mtime_ns, path.lstat().st_size))
     return run.name, run.rounds, run.stop_at, run.folder.in_use, *sorted(states)
 
 

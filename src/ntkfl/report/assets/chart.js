@@ -53,7 +53,7 @@ function finish(curves, targets, up) {
 function drawing(spec, width, height) {
   const left = 58, right = width - (spec.targets.length ? 46 : 14), top = 32, bottom = height - 46;
   const points = (...keys) => spec.curves.flatMap((c) => keys.flatMap((key) => c[key] ?? []));
-  const x = scale(extent(points("x"), spec.xLog, spec.whole ? null : 0), [left, right], spec.xLog);
+  const x = scale(extent(points("x"), spec.xLog, spec.whole ? 1 : 0), [left, right], spec.xLog);
   const y = scale(spec.yRange ?? extent(points("y", "low", "high"), spec.yLog), [bottom, top], spec.yLog);
   const line = (ink, x1, x2, y1, y2, more = {}) => shape("line", { stroke: `var(--${ink})`, x1, x2, y1, y2, ...more });
   const text = (words, at, down, anchor, ink = "quiet") =>
@@ -74,8 +74,8 @@ function drawing(spec, width, height) {
     parts.push(line("axis", left, right, y.at(v), y.at(v), { "stroke-dasharray": "5 4" }));
     parts.push(text(spec.write(v).replace(".0 %", " %"), right + 6, y.at(v) + 4, "start", "text"));
   }
-  // What lies beyond the finish is cut off at the frame, with room for a line's width.
-  const frame = { x: left, y: top - 3, width: right - left + 3, height: bottom - top + 3 };
+  // What lies beyond the finish is cut off at the frame; rings on its other sides are whole.
+  const frame = { x: left - 6, y: top - 6, width: right - left + 12, height: bottom - top + 6 };
   parts.push(shape("clipPath", { id: "frame" }, shape("rect", frame)));
   parts.push(...spec.curves.map((c) => curve(c, x, y, targets)), shape("g", { id: "cross" }));
   const svg = shape("svg", { xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${width} ${height}`, width, height,

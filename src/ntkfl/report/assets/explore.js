@@ -49,8 +49,10 @@ function tell(plot, here, pointer = null) {
   const dots = found.map(({ c, i }) => ({ cx: svg.across.at(c.x[i]), cy: svg.up.at(c.y[i]), fill: colour(c.look) }));
   const inside = dots.filter(({ cy }) => cy >= top && cy <= bottom);
   svg.querySelector("#cross").replaceChildren(line, ...inside.map((dot) => shape("circle", { r: 4, ...dot })));
-  const rows = found.slice(0, 16).map(({ c, i }) => element("tr", {}, element("td", {}, swatch(c.look), c.label),
-    element("td", {}, spec.write(c.y[i]), c.low ? ` (${spec.write(c.low[i])} to ${spec.write(c.high[i])})` : "")));
+  const least = (v) => spec.write(v).replace(" %", ""); // the unit stands once
+  const band = ({ low, high }, i) => (low ? ` (${least(low[i])} to ${spec.write(high[i])})` : "");
+  const rows = found.slice(0, 16).map(({ c, i }) => element("tr", {},
+    element("td", {}, swatch(c.look), c.label), element("td", {}, spec.write(c.y[i]), band(c, i))));
   const heading = element("p", {}, `${spec.xName} ${brief(place)}`);
   say([heading, element("table", {}, rows)], pointer?.clientX ?? box.left + x, pointer?.clientY ?? box.top + top);
 }
@@ -65,7 +67,7 @@ function pointsOf(spec) {
 // Quoted; a name that a spreadsheet would take for a formula gets an apostrophe in front.
 function asCSV(spec) {
   const quoted = (text) => `"${text.replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""')}"`;
-  const field = (v) => (typeof v === "number" ? String(v) : quoted(v));
+  const field = (v) => (typeof v === "number" ? String(Number(v.toPrecision(7))) : quoted(v));
   return pointsOf(spec).map((row) => `${row.map(field).join(",")}\r\n`).join("");
 }
 

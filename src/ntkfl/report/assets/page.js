@@ -34,9 +34,10 @@ function meet(groups) {
     if (looks.size > DRAWN) hidden.add(label);
   }
   for (const group of groups) group.look = looks.get(group.label);
+  groups.sort((a, b) => a.look - b.look);
 }
 
-const best = (group) => Math.max(0, ...group.runs.map((run) => last(run.series.test_accuracy) ?? 0));
+const best = (group) => mean(group.runs.map((run) => last(run.series.test_accuracy) ?? 0));
 const shownGroups = (groups) => groups.filter((group) => !hidden.has(group.label));
 
 function drawHead(groups) {
@@ -128,6 +129,7 @@ function drawAll() {
   for (const row of results.tBodies[0].rows) lights(row, row.dataset.group);
   refill(byId("results"), results);
   byId("marks").hidden = !list.some((run) => run.changed.length);
+  byId("means").hidden = groups.every((group) => group.runs.length < 2);
   byId("aims").hidden = !list.some((run) => run.series.test_accuracy);
   fill("privacy", privacyTable(shown));
   fill("rejected", rejectedTable(shown));
@@ -135,7 +137,7 @@ function drawAll() {
   fill("settings", settingTable(shown, byId("differences").checked && shown.length > 1));
   const audited = list.filter((run) => run.audit.findings);
   fill("audit", audited.length ? element("div", {}, audited.flatMap(auditOf)) : null);
-  fill("files", fileTable(list));
+  fill("files", list.length ? fileTable(list) : null);
   if (document.activeElement !== byId("targets")) byId("targets").value = wantedTargets().map(hundred).join(", ");
 }
 

@@ -45,7 +45,7 @@ function resultTable(groups, columns, order, onSort) {
     const { method, changed } = group.runs[0];
     const marked = changed.flatMap((words) => [" ", element("mark", {}, words)]);
     const setting = element("small", {}, method === group.label ? "" : method, marked);
-    const digitsOf = (digits) => (digits === 0 && group.runs.length > 1 ? 1 : digits); // of whole numbers, or their means
+    const digitsOf = (digits) => (digits === 0 && group.runs.length > 1 ? 1 : digits); // means of whole numbers get one
     const values = columns.map(([, value, digits]) => spread(group.runs.map(value), digitsOf(digits)));
     return [[...named(group), setting], states(group.runs), ...values];
   }), 2);
@@ -119,7 +119,7 @@ function rejectedTable(groups) {
   return rows.length ? table(["run", "what", "in all", "in rounds", "first in round"], rows, 2) : null;
 }
 
-// Bytes by kind of message, means over seeds.
+// Bytes by kind of message, means over seeds; null if nothing was sent.
 function byteTable(groups) {
   const kinds = (group, way) => [...new Set(group.runs.flatMap((run) => Object.keys(run[way])))].map((kind) => {
     const each = group.runs.map((run) => (run[way][kind] ?? 0) / MIB);
@@ -127,12 +127,13 @@ function byteTable(groups) {
     return [named(group), way, kind, brief(mean(each)), brief(mean(rounds))];
   });
   const rows = groups.flatMap((group) => [...kinds(group, "uplink"), ...kinds(group, "downlink")]);
-  return table(["run", "way", "kind", "MiB in all", "MiB a round"], rows, 3);
+  return rows.length ? table(["run", "way", "kind", "MiB in all", "MiB a round"], rows, 3) : null;
 }
 
-// Settings side by side. ≠: groups differ; marked: differs from the method's default.
+// Settings side by side. ≠: groups differ; marked: differs from the method's default. null if none are known.
 function settingTable(groups, onlyDifferences) {
   const known = groups.filter((group) => Object.keys(group.runs[0].settings).length);
+  if (!known.length) return null;
   const settings = known.map((group) => group.runs[0].settings);
   const names = new Set(settings.flatMap(Object.keys));
   names.delete("seed");
