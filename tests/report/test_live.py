@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,13 @@ import pytest
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.report.live import LiveServer
 from ntkfl.report.runs import find
-
-Open = Callable[..., Any]
+from tests.report.conftest import Open, copied
 
 
 @pytest.fixture
 def going(runs: Path, tmp_path: Path) -> RunFolder:
     """A folder with a run of which two rounds of six are done."""
-    folder = RunFolder(tmp_path / "going")
-    folder.path.mkdir()
-    for file in ("config.toml", "history.jsonl", "timings.jsonl"):
-        (folder.path / file).write_bytes((runs / "cut" / file).read_bytes())
-    return folder
+    return RunFolder(copied(runs / "cut", tmp_path / "going"))
 
 
 @pytest.fixture
@@ -44,19 +40,13 @@ def server(runs: Path, going: RunFolder) -> Iterator[LiveServer]:
 
 def ask(server: LiveServer, path: str, method: str = "GET", host: str | None = None) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
-    connection.putrequest(method, path, skip_host=host is not None)
-    if host is not None:
-        connection.putheader("Host", host)
-    connection.endheaders()
-    answer = connection.getresponse()
-    body = answer.read()
-    connection.close()
-    return answer.status, body
+    with closing(connection):
+        connection.request(method, path, headers={} if host is None else {"Host": host})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
 
 
-def test_a_round_appears_by_itself_and_a_stop_is_said(
-    server: LiveServer, going: RunFolder, open_page: Open, shoot: Any
-) -> None:
+def test_a_round_appears_and_a_stop_is_said(server: LiveServer, going: RunFolder, open_page: Open, shoot: Any) -> None:
     name = f"{going.path.parent.name}/going"
     with going.locked():
         page = open_page(server.url)
@@ -67,8 +57,7 @@ def test_a_round_appears_by_itself_and_a_stop_is_said(
         assert "running: 2 of 6 rounds" in row.inner_text()
         page.evaluate("window.kept = true")  # a reload would lose this
         page.locator(f"#legend button:has-text('{name}')").focus()
-        record = going.records()[-1] | {"round": 3, "test_accuracy": 0.77}
-        going.append("history.jsonl", record)
+        going.append("history.jsonl", going.records()[-1] | {"round": 3, "test_accuracy": 0.77})
         going.append("timings.jsonl", going.records("timings.jsonl")[-1] | {"round": 3})
         page.wait_for_function("n => [...runs.values()].find(r => r.name === n).series.seconds.length === 3", arg=name)
         assert len(curve.get_attribute("points").split()) == 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,7 @@ import pytest
 
 from ntkfl.report import COLOURS
 from ntkfl.report.page import write_report
-from tests.report.conftest import HOSTILE
-
-Open = Callable[..., Any]
-Shoot = Callable[[Any, str], None]
+from tests.report.conftest import HOSTILE, Open, Shoot
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from ntkfl.report import COLOURS
 from ntkfl_experiments.paper.analysis import Cell
 
-BLUE, ORANGE, GREEN, PINK = COLOURS[:4]
-YELLOW, BLACK = "#e69f00", "#000000"
+BLUE, ORANGE, GREEN, PINK, YELLOW, BLACK = *COLOURS[:4], "#e69f00", "#000000"
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
