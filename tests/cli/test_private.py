@@ -83,7 +83,7 @@ def test_the_test_fifth_of_a_file_is_outside_the_promise(tmp_path: Path) -> None
     words = f"the {held} test samples, a random part of the file's rows: the server measures on them as they are"
     assert f"not covered: {words}" in done.stdout
     assert f'uncovered = "{words}"' in (tmp_path / "a" / "config.toml").read_text()
-    assert view(find([tmp_path / "a"])[0][0])["privacy"]["uncovered"] == words
+    assert view(find([tmp_path / "a"])[0])["privacy"]["uncovered"] == words
     plain = ntkfl("train", *given[:-2], "--method", "fedavg", "--out", tmp_path / "b")
     assert "covered" not in plain.stdout + (tmp_path / "b" / "config.toml").read_text()  # nothing is promised
 
