@@ -44,7 +44,9 @@ def new(
     folder = Path(name)
     package = re.sub(r"[- ]", "_", folder.name)
     if not package.isidentifier() or keyword.iskeyword(package):
-        raise ConfigError(f"{folder.name!r} cannot be a Python package: take letters, digits and '_', a letter first")
+        raise ConfigError(
+            f"{folder.name!r} cannot be a Python package: take letters, digits, '-' and '_', a letter first"
+        )
     if flower and not re.fullmatch(FLOWER_NAME, folder.name):
         raise ConfigError(
             f"{folder.name!r} cannot be a Flower app: take up to 32 letters, digits and '-', a letter first"

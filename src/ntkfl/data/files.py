@@ -165,6 +165,8 @@ def _frame(path: Path, texts: Sequence[str]) -> DataFrame:
         import pandas
     except ImportError:
         raise missing(f"{path}: a table", "data") from None
+    if not path.exists():
+        raise DataError(f"no such file: {path}")
     try:
         # a row that is longer than the header
         with warnings.catch_warnings(action="error", category=pandas.errors.ParserWarning):
