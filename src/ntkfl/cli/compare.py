@@ -159,4 +159,4 @@ def _line(cell: Cell) -> str:
     accuracy, on = last["test_accuracy"], ""
     if "validation_accuracy" in last:
         accuracy, on = last["validation_accuracy"], " on held-out clients"
-    return f"✓ {cell.label}, seed {cell.config.seed}: {percent(accuracy, 2)}{on} after {plural(last['round'], 'round')}"
+    return f"✓ {cell.label}, seed {cell.config.seed}: {percent(accuracy)}{on} after {plural(last['round'], 'round')}"
