@@ -123,7 +123,9 @@ class Comparison(Options, title="a comparison"):
     def model_post_init(self, _: object) -> None:
         labels = [entry.label for entry in self.methods]
         if len(set(labels)) != len(labels):
-            raise ConfigError(f"two methods have the label {max(labels, key=labels.count)!r}: give each its own")
+            raise ConfigError(
+                f"two methods have the label {max(labels, key=labels.count)!r}: give each a label of its own"
+            )
         for label in self.figure or ():
             if label not in labels:
                 raise unknown("label in figure", label, labels)

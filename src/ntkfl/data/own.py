@@ -149,9 +149,7 @@ def checked_pair(who: str, pair: tuple[Array, Array], tokens: bool = False) -> t
     y = raw_y.to(torch.float32 if real else torch.int64, copy=True)
     for part, value in (("x", x), ("y", y)):
         if not value.isfinite().all():
-            raise DataError(
-                f"{who}: {part} has NaN, inf or a number too large for float32: leave out or fill such rows"
-            )
+            raise DataError(f"{who}: {part} has a value that is not finite as float32: leave out such rows, or scale x")
     return x, y.reshape(len(y), -1) if real else y
 
 
@@ -186,7 +184,7 @@ def _classes(targets: Mapping[str, Tensor], given: int | None) -> int | None:
     for who, y in targets.items():
         if y.min() < 0 or y.max() >= classes:
             raise DataError(
-                f"{who}: labels must lie in 0..{classes - 1} ({classes} classes), not {int(y.min())}..{int(y.max())}"
+                f"{who}: labels must lie in 0..{classes - 1}, not {int(y.min())}..{int(y.max())}: is classes too small?"
             )
     return classes
 

@@ -132,7 +132,7 @@ class ModelConfig(Options, title="[model]"):
         if not self.code and self.name not in MODELS:
             raise unknown("model", self.name, (*MODELS, "package.module:factory"))
         if self.name != "mlp" and any(own is not None for own in (self.hidden, self.gain, self.bias)):
-            raise ConfigError(f"hidden, gain and bias are options of mlp alone: leave them out for {self.name}")
+            raise ConfigError(f"hidden, gain and bias are of an mlp: leave them out for {self.name}")
 
     @property
     def code(self) -> list[str]:
