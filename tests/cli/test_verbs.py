@@ -50,5 +50,7 @@ def test_every_verb_has_an_example_that_parses(name: str) -> None:
         command.parse_args(context, words[1:])
     for one in command.commands.values() if isinstance(command, click.Group) else [command]:
         assert one.help, f"{name} {one.name}"
-        for parameter in one.params:  # everything that can be given is explained
-            assert getattr(parameter, "help", None), f"{name} {one.name}: {parameter.name}"
+        for parameter in one.params:  # everything that can be given is explained, in a sentence
+            text = str(getattr(parameter, "help", None) or "")
+            assert text, f"{name} {one.name}: {parameter.name}"
+            assert name == "audit" or text.endswith("."), f"{name} {one.name}: {parameter.name}"

@@ -36,7 +36,7 @@ def main() -> None:
     and 75, Ctrl-C one line and 130; none has a traceback. An error in a user's own code is told with its lines there.
     """
     try:
-        sys.exit(app(prog_name="ntkfl", standalone_mode=False))
+        sys.exit(app(prog_name="ntkfl", standalone_mode=False) or 0)
     except NTKFLError as error:
         sys.exit(_tell(error, error.exit_code))
     except click.UsageError as error:
