@@ -81,7 +81,7 @@ class NoisyIntegers(Sums):
     ) -> Self:
         """The total as it is; `TooFew` where fewer clients than ε counts on have added their noise."""
         if clients < (needed := task.privacy.noise_clients):
-            raise TooFew(f"only the noise of {clients} clients came, where ε counts on that of {needed}")
+            raise TooFew(f"only a sum of {clients} clients came, where ε counts on the noise of {needed}")
         return cls(total)
 
 
