@@ -80,7 +80,7 @@ def test_an_error_is_said_with_its_place_and_tried_again_while_the_others_go_on(
     assert [len(curve) for curve in broken["accuracy"]] == [1, 1]
     assert broken["failed"] == [why] * 2
     assert re.search(r"\| broken \[a\] \|.*\| failed \|", Path("out/table.md").read_text())
-    shown = {run.name: view(run) for run in find([Path("out")])[0]}
+    shown = {run.name: view(run) for run in find([Path("out")])}
     assert shown["whole, seed 0"]["condition"] == "finished"
     assert shown["broken [a], seed 0"]["condition"] == "failed"
     assert "failed after 1 of 3 rounds: KeyError" in shown["broken [a], seed 0"]["text"]

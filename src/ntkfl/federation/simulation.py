@@ -169,16 +169,20 @@ class Simulation:
         repeatable: bool = True,
     ) -> None:
         if not isinstance(method, Method):
-            raise ConfigError(f"method must be an instance such as ntkfl.methods.NTKFL(), not {method!r}")
+            raise ConfigError(f"method must be an instance, with brackets: ntkfl.methods.NTKFL(), not {method!r:.80}")
         if not isinstance(data, Federated):
-            raise ConfigError(f"data must be dealt to clients (dataset.partition, from_clients): not {data!r:.60}")
+            raise ConfigError(
+                f"data must be dealt to clients: give dataset.partition(…) or from_clients(…), not {data!r:.60}"
+            )
         self.privacy, self.robust = settle(method, privacy, robust)
         self.model, self.all_data, self.seed, self.hold_out = model, data, seed, hold_out
         self.byzantine, self.repeatable = byzantine, repeatable
         self.data, held = data.hold_out(hold_out, seed=seed) if hold_out else (data, None)
         self.clients_per_round = min(20, len(self.data)) if clients_per_round is None else clients_per_round
         if not isinstance(self.clients_per_round, int) or not 1 <= self.clients_per_round <= len(self.data):
-            raise ConfigError(f"clients per round must be from 1 to all {len(self.data)}, got {clients_per_round}")
+            raise ConfigError(
+                f"clients_per_round must be from 1 to all {len(self.data)} clients, not {clients_per_round}"
+            )
         self.method = fitted(method, model, data.output_dim, self.clients_per_round == len(self.data))
         if data.standardization is not None and self.privacy.hides_clients:
             raise ConfigError(
@@ -400,7 +404,7 @@ class Simulation:
             raise
         except Exception as error:  # whatever a user's model raises
             reason = str(error).split("\n")[0]
-            raise ModelError(f"the model fails on inputs of shape {list(x.shape[1:])} as a tensor: {reason}") from error
+            raise ModelError(f"the model fails on this data's inputs, {list(x.shape[1:])} each: {reason}") from error
         if tuple(f.shape) != (len(x), self.data.output_dim):
             hint = self._whole_targets()
             raise ModelError(

@@ -192,7 +192,7 @@ def add_up(replies: list[CurvatureSums], like: Tensor, losses: int, single: bool
             fresh = total.fresh + reply.fresh
             total = Total(total.sums + sums, total.losses + lost, fresh, total.clients + clients)
     if total is None:
-        raise TooFew("no client's sums came")
+        raise TooFew("no client's sums came: every client that was asked failed, or its reply was rejected")
     return total
 
 

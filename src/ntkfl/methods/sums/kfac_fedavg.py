@@ -160,10 +160,10 @@ def _total(replies: list[FactorSums], like: Tensor) -> dict[str, Tensor]:
     while replies:
         arrays = replies.pop(0).arrays
         if total and {n: a.shape for n, a in arrays.items()} != {n: a.shape for n, a in total.items()}:
-            raise TooFew("clients sent sums of different networks")
+            raise TooFew("clients sent sums of different networks: give all of them the server's model")
         total = {name: array.to(like) + total.get(name, 0) for name, array in arrays.items()}
     if not total:
-        raise TooFew("no client's sums came")
+        raise TooFew("no client's sums came: every client that was asked failed, or its reply was rejected")
     return total
 
 
