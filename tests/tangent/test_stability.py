@@ -8,8 +8,8 @@ from torch import Tensor
 
 import ntkfl
 from ntkfl.errors import NumericalError
-from ntkfl.tangent.dense import DenseBlock
-from ntkfl.tangent.jacobian import BlockJacobian
+from ntkfl.tangent.blocks import DenseBlock
+from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.solvers import integrate
 
 STEPS = (10.0, 100.0, 1000.0, 4000.0)  # flow times 0.1 to 40
@@ -17,7 +17,7 @@ STEPS = (10.0, 100.0, 1000.0, 4000.0)  # flow times 0.1 to 40
 
 def spread_out(
     condition: float, largest: float, N: int = 24, d2: int = 3, d: int = 160
-) -> tuple[BlockJacobian, Tensor, Tensor]:
+) -> tuple[Jacobian, Tensor, Tensor]:
     """J in float64 with N·d2 singular values whose squares run geometrically from `largest`·2N down by `condition`."""
     draws = torch.Generator().manual_seed(0)
     n = N * d2
@@ -26,11 +26,11 @@ def spread_out(
     values = (2 * N * largest * torch.logspace(0, -torch.log10(torch.tensor(condition)).item(), n).double()).sqrt()
     rows = (left * values) @ right.T
     f0 = torch.randn(N, d2, generator=draws, dtype=torch.float64)
-    return BlockJacobian([DenseBlock(rows.view(N, d2, d), (slice(0, d),))], d2, d), f0, torch.arange(N) % d2
+    return Jacobian([DenseBlock(rows.view(N, d2, d), (slice(0, d),))], d2, d), f0, torch.arange(N) % d2
 
 
-def single(J: BlockJacobian) -> BlockJacobian:
-    return BlockJacobian([b.with_tensors(tuple(t.float() for t in b.tensors())) for b in J.blocks], *J.shape[1:])
+def single(J: Jacobian) -> Jacobian:
+    return Jacobian([b.with_tensors(tuple(t.float() for t in b.tensors())) for b in J.blocks], *J.shape[1:])
 
 
 @pytest.mark.parametrize("loss", ["ce", "mse"])
@@ -78,7 +78,7 @@ def test_rows_that_no_precision_can_help_are_an_error_in_words(value: float) -> 
     block = J.blocks[0]
     values = block.tensors()[0].clone()
     values[3] = value
-    bad = BlockJacobian([block.with_tensors((values,))], *J.shape[1:])
+    bad = Jacobian([block.with_tensors((values,))], *J.shape[1:])
     with pytest.raises(NumericalError, match="look for extreme rows in the Jacobian"):
         ntkfl.evolve(single(bad), f0.float(), y, steps=STEPS)
 

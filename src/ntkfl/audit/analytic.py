@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.privacy.projection import Projection
-from ntkfl.tangent.factored import FactoredBlock
-from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
+from ntkfl.tangent.blocks import FactoredBlock
+from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.parameters import column_slices, trainable
 
 Prior = tuple[Tensor, Tensor]  # mean [d1] and covariance [d1, d1], float64
@@ -88,8 +88,6 @@ def invert(model: nn.Module, J: Jacobian, prior: Prior | None = None) -> Recover
     of rank one; its factored upload holds the picture itself.) `prior` is of public inputs, where inputs are not
     projected.
     """
-    if not isinstance(J, BlockJacobian):
-        return None
     first = J.blocks[0]
     layers = linear_layers(model)
     if isinstance(first, FactoredBlock) and first.a.is_floating_point():

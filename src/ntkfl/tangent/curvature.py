@@ -21,22 +21,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ntkfl.errors import unknown
+from ntkfl.tangent.blocks import DenseBlock, FactoredBlock, row_products
 from ntkfl.tangent.build import jacobian, numbers_at_once
-from ntkfl.tangent.dense import DenseBlock
-from ntkfl.tangent.factored import FactoredBlock
-from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.tangent.layers import EmbeddingBlock, ScaleBlock
 from ntkfl.tangent.losses import AnyLoss, Loss, find_loss
 from ntkfl.tangent.parameters import evaluating, trainable
 from ntkfl.tangent.passes import JacobianPlan
-from ntkfl.tangent.products import row_products
 from ntkfl.tangent.sums import (
     CONSTANT,
     DIAGONAL,
@@ -87,15 +83,13 @@ def curvature_sums(
         raise unknown("fisher", fisher, FISHERS)
     criterion, sums = find_loss(loss), _Totals(largest, fisher == "mc", generator)
     squares, layers = Y.new_zeros(plan.total), list[Layer]()
-    whole = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
-    unmoved = {part.weight.start for part in plan.parts if part.weight is not None and part.constant}
+    unmoved = plan.constant()
     columns = 1 if fisher == "mc" else plan.outputs
     for batch, own in _chunks(x, Y, max(1, plan.working * columns // plan.outputs)):
         f, gradient = _outputs_and_gradient(model, batch, own, criterion)
         sums.add(GRADIENT, gradient)
         R = criterion.hessian_root(f, own) if fisher == "exact" else criterion.drawn_root(f, own, generator)
-        J = jacobian(model, batch, plan=whole, contract=R.mT)  # Rᵀ J: [n, c, d]
-        assert isinstance(J, BlockJacobian)
+        J = jacobian(model, batch, plan=plan.factored(), contract=R.mT)  # Rᵀ J: [n, c, d]
         layers = []
         for block in J.blocks:
             if isinstance(block, FactoredBlock):
@@ -123,8 +117,7 @@ def step_curvature(model: nn.Module, x: Tensor, Y: Tensor, change: Tensor, loss:
 def layer_of(block: FactoredBlock) -> Layer:
     """The columns of a block whose weight trains."""
     assert block.weight is not None
-    bias = None if block.bias is None else (block.bias.start, block.bias.stop)
-    return Layer((block.weight.start, block.weight.stop), bias, isinstance(block, EmbeddingBlock))
+    return Layer.at(block.weight, block.bias, isinstance(block, EmbeddingBlock))
 
 
 def with_ones(seen: Tensor, block: FactoredBlock) -> Tensor:
@@ -168,7 +161,7 @@ class _Totals:
         name, outputs = layer.name, f"{layer.name}/{OUTPUTS}"
         if isinstance(block, ScaleBlock):
             # A channel's own 2×2 block, exact (unit-wise, Osawa et al. 2020): its weights are too few for more.
-            both = [block.weight_values()] + ([] if block.bias is None else [block.bias_values()])
+            both = [block.weight_values()] + ([] if block.bias is None else [block.pooled(block.g)])
             self.add_gram(f"{name}/{INPUTS}", torch.stack(both, dim=-1))
             return
         if not isinstance(block, EmbeddingBlock) and block.positions > 1:
@@ -220,4 +213,4 @@ def _derivatives(block: FactoredBlock) -> Tensor:
     groups, outputs = block.groups, block.g.shape[2] // block.positions
     weight = block.weight_values()
     D = weight.view(-1, groups, outputs // groups, weight.shape[2] // outputs)
-    return D if block.bias is None else torch.cat([D, block.bias_values().reshape(*D.shape[:3], 1)], dim=-1)
+    return D if block.bias is None else torch.cat([D, block.pooled(block.g).reshape(*D.shape[:3], 1)], dim=-1)

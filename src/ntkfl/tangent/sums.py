@@ -32,6 +32,11 @@ class Layer(NamedTuple):
     bias: Span | None
     transposed: bool  # an embedding's [tokens, features]
 
+    @staticmethod
+    def at(weight: slice, bias: slice | None, transposed: bool = False) -> Layer:
+        """The layer whose weight and bias have these columns."""
+        return Layer((weight.start, weight.stop), None if bias is None else (bias.start, bias.stop), transposed)
+
     @property
     def name(self) -> str:
         """As arrays are named: columns of the weight, of the bias, and T where transposed."""

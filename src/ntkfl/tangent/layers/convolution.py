@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
-from ntkfl.tangent.factored import Call, FactoredBlock, Settings
-from ntkfl.tangent.layers.tape import Tape
+from ntkfl.tangent.blocks import Call, FactoredBlock, Settings, Tape
 
 _Pair = tuple[int, int]
 

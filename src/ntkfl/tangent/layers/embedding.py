@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ntkfl.tangent.factored import Call, FactoredBlock, Settings, joined
-from ntkfl.tangent.layers.tape import Tape
+from ntkfl.tangent.blocks import Call, FactoredBlock, Settings, Tape, joined
 
 
 class EmbeddingBlock(FactoredBlock):
@@ -52,7 +51,7 @@ class EmbeddingBlock(FactoredBlock):
     def transpose(self, cotangent: Tensor) -> Tensor:
         """Cotangents added up by token."""
         lead = cotangent.shape[:-2]
-        out = cotangent.new_zeros(*lead, self.columns // self.n_out, self.n_out)
+        out = cotangent.new_zeros(*lead, self.width // self.n_out, self.n_out)
         return out.index_add_(-2, self.a.view(-1), cotangent.reshape(*lead, -1, self.n_out)).flatten(-2)
 
     def meet(self, other: Self) -> Tensor:
@@ -62,7 +61,7 @@ class EmbeddingBlock(FactoredBlock):
     def weight_values(self) -> Tensor:
         """g added up by token: [N, d2, V·E]."""
         g = self.g.view(*self.g.shape[:2], self.positions, self.n_out)
-        out = g.new_zeros(*g.shape[:2], self.columns // self.n_out, self.n_out)
+        out = g.new_zeros(*g.shape[:2], self.width // self.n_out, self.n_out)
         return out.scatter_add_(2, self.a.long()[:, None, :, None].expand(g.shape), g).flatten(2)
 
 

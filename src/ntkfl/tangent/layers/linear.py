@@ -3,16 +3,64 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ntkfl.tangent.factored import LinearBlock
-from ntkfl.tangent.layers.tape import Tape
+from ntkfl.tangent.blocks import Call, FactoredBlock, Settings, Tape, joined, times_transposed
 
 State = tuple[Tensor, ...]  # (h,) or, for an LSTM, (h, c)
+
+
+class LinearBlock(FactoredBlock):
+    """`out = W a + b` used T times a sample: rows Σ_t g_t ⊗ [a_t, 1].
+
+    a: [N, T, n_in]; g: [N, d2, T·n_out]; W: [n_out, n_in].
+    """
+
+    kind = "linear"
+
+    @classmethod
+    def factors(cls, calls: Sequence[Call], settings: Settings) -> tuple[Tensor, Tensor, Settings]:
+        a = joined([c.input.reshape(len(c.input), -1, c.input.shape[-1]) for c in calls], dim=1)
+        return a, joined([c.sensitivity.flatten(start_dim=2) for c in calls], dim=2), ()
+
+    @classmethod
+    def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: Settings) -> bool:
+        if a.ndim != 3 or not a.is_floating_point() or settings or not a.shape[1] or g.shape[2] % a.shape[1]:
+            return False
+        n_out = g.shape[2] // a.shape[1]
+        return weight == n_out * a.shape[2] and bias in (None, n_out)
+
+    def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """δW a_t + δb at every position."""
+        lead, inputs = weight.shape[:-1], self.a.flatten(0, 1)
+        matrix = weight.reshape(*lead, self.n_out, -1)
+        if lead:
+            moved = inputs @ matrix.mT
+            moved = moved if bias is None else moved + bias.unsqueeze(-2)
+        else:
+            moved = times_transposed(inputs, matrix, bias)
+        return moved.reshape(*lead, len(self.a), -1)
+
+    def transpose(self, cotangent: Tensor) -> Tensor:
+        """Σ_nt X_nt ⊗ a_nt."""
+        lead, inputs = cotangent.shape[:-2], self.a.flatten(0, 1)
+        rows = cotangent.reshape(*lead, -1, self.n_out).mT
+        return (rows @ inputs if lead else times_transposed(rows, inputs.mT)).reshape(*lead, -1)
+
+    def seen(self) -> Tensor:
+        """a itself, in one group."""
+        return self.a.unsqueeze(1)
+
+    def weight_values(self) -> Tensor:
+        """Outer products where the layer is used once: they need no sum, and broadcasting no reordering."""
+        return (
+            (self.g.unsqueeze(3) * self.a.unsqueeze(1)).flatten(2) if self.positions == 1 else super().weight_values()
+        )
 
 
 def run_linear(module: nn.Linear, tape: Tape, input: Tensor) -> Tensor:

@@ -8,8 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ntkfl.tangent.factored import Call, FactoredBlock, Settings, joined
-from ntkfl.tangent.layers.tape import Tape
+from ntkfl.tangent.blocks import Call, FactoredBlock, Settings, Tape, joined
 
 _CHANNELS_FIRST, _CHANNELS_LAST = (1,), (0,)
 
