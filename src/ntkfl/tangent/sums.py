@@ -68,6 +68,20 @@ class Layer(NamedTuple):
         vector[slice(*self.weight)] = (matrices[0].T if self.transposed else matrices).reshape(-1)
 
 
+class Columns(NamedTuple):
+    """Any columns, as a layer of one output whose inputs they are."""
+
+    which: Tensor
+
+    def matrices(self, vector: Tensor, groups: int, outputs: int) -> Tensor:
+        """Its columns of a vector [d], [1, 1, k]."""
+        return vector[self.which].view(groups, outputs, -1)
+
+    def write(self, vector: Tensor, matrices: Tensor) -> None:
+        """The inverse of `matrices`, into the vector."""
+        vector[self.which] = matrices.view(-1)
+
+
 def sketch_rank(n: int) -> int:
     """Columns that the sketch of a factor of n rows has."""
     return max(1, min(256, n // 4))
