@@ -10,7 +10,7 @@ import ntkfl
 from ntkfl.errors import NumericalError
 from ntkfl.tangent.blocks import DenseBlock
 from ntkfl.tangent.jacobian import Jacobian
-from ntkfl.tangent.solvers import integrate
+from ntkfl.tangent.solvers import Statistics, integrate
 
 STEPS = (10.0, 100.0, 1000.0, 4000.0)  # flow times 0.1 to 40
 
@@ -89,7 +89,8 @@ def test_an_error_that_cannot_be_held_stops_with_what_was_reached() -> None:
     def field(y: Tensor) -> Tensor:
         return (1 + y).square()
 
-    states, stats = integrate(field, torch.zeros(1).double(), [0.5, 2.0], lambda y: lambda v: v, 1e-4)
+    stats = Statistics()
+    states = list(integrate(field, torch.zeros(1).double(), [0.5, 2.0], lambda y: lambda v: v, 1e-4, stats))
     assert len(states) == 1
     assert float(states[0]) == pytest.approx(1.0, abs=1e-2)  # 1/(1 − t) − 1
     assert stats.stopped
