@@ -121,8 +121,8 @@ class TestMatrices:
         narrow, _ = case(6, 3, 10, 7)
         monkeypatch.setattr(sparse, "index_type", lambda size: torch.int64)
         J, _ = case(6, 3, 10, 7)
-        assert narrow.tensors()[1].dtype == torch.int32
-        assert J.tensors()[1].dtype == torch.int64
+        assert narrow.tensors()[0].dtype == torch.int32
+        assert J.tensors()[0].dtype == torch.int64
         R = torch.randn(6, 3, dtype=torch.float64)
         assert (J.jvp(J.vjp(R)) - narrow.jvp(narrow.vjp(R))).abs().max() < EXACT
         assert (J.kernel() - narrow.kernel()).abs().max() < EXACT

@@ -27,7 +27,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 class Block(ABC):
-    """Some columns of a Jacobian for all its N rows. Every method is linear in the stored rows."""
+    """Some columns of a Jacobian for all its N rows, linear in the last of the stored tensors."""
 
     @property
     @abstractmethod
@@ -58,13 +58,14 @@ class Block(ABC):
     def densify(self) -> DenseBlock:
         """The same columns, every derivative stored: N·d2·k numbers for k columns."""
 
-    @abstractmethod
     def norms(self) -> Tensor:
         """‖J_i‖_F over this block's columns, float64 [N]; see `Jacobian.norms`."""
+        return row_norms(self.tensors()[-1])
 
-    @abstractmethod
     def scaled(self, factors: Tensor) -> Self:
         """Row i times factors[i]."""
+        *others, rows = self.tensors()
+        return self.with_tensors((*others, rows * factors.view(-1, *[1] * (rows.ndim - 1))))
 
 
 class DenseBlock(Block):
@@ -106,12 +107,6 @@ class DenseBlock(Block):
 
     def densify(self) -> DenseBlock:
         return self
-
-    def norms(self) -> Tensor:
-        return row_norms(self.values)
-
-    def scaled(self, factors: Tensor) -> Self:
-        return self.with_tensors((self.values * factors[:, None, None],))
 
 
 class Call(NamedTuple):
@@ -226,10 +221,6 @@ class FactoredBlock(Block):
         """‖g‖ ‖[a, 1]‖."""
         squares = row_norms(self.a).square() if self.a.is_floating_point() else self.a.shape[1]  # tokens: ones
         return row_norms(self.g) * (squares + torch.tensor(float(self.bias is not None))).sqrt()
-
-    def scaled(self, factors: Tensor) -> Self:
-        """Scales g alone, for rows are linear in it."""
-        return self.with_tensors((self.a, self.g * factors[:, None, None]))
 
     def densify(self) -> DenseBlock:
         values = [] if self.weight is None else [self.weight_values()]

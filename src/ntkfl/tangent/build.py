@@ -221,12 +221,10 @@ def _by_layers(own: Pass, dense: JacobianPlan, form: str) -> tuple[JacobianPlan,
     """
     parameters, known = own.values, dense.known
     # Layers without trained weights are not recorded, so an input with a gradient is one behind a trained weight.
-    recorded = {name for name, module in known.items() if any(p.requires_grad for p in module.parameters())}
-    alone = trace(own.model, own.x[:1], known, recorded, parameters).uses
-    pair = trace(own.model, own.x, known, recorded, parameters)
-    roles = {use: _trained(parameters, known[use.module], use) for use in pair.uses}
-    roles = {use: names for use, names in roles.items() if names}
-    dims = {use: _sample_dims(use, alone.get(use, []), pair.uses[use]) for use in roles}
+    recorded = [name for name, module in known.items() if any(p.requires_grad for p in module.parameters())]
+    alone, pair = (trace(own._replace(x=x), known, recorded) for x in (own.x[:1], own.x))
+    roles = {use: names for use in pair.uses if (names := _trained(parameters, known[use.module], use))}
+    dims = {use: _sample_dims(use, alone.uses.get(use, []), pair.uses[use]) for use in roles}
     counts = Counter(name for names in roles.values() for name in names.values())
     left = used_outside(pair, [*parameters]) | {name for name, count in counts.items() if count > 1}
     left |= {name for use, names in roles.items() if dims[use] is None for name in names.values()}

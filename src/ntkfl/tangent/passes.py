@@ -7,7 +7,7 @@ There is one way to each form: known layers from the tape of `trace`, every othe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -106,26 +106,23 @@ class Trace(NamedTuple):
     f: Tensor
 
 
-def trace(
-    model: nn.Module, x: Tensor, known: dict[str, nn.Module], recorded: set[str], values: Values, live: bool = False
-) -> Trace:
-    """The model's output for x at these parameters, the `recorded` of the `known` layers on tape.
+def trace(own: Pass, known: Mapping[str, nn.Module], recorded: Iterable[str], live: bool = False) -> Trace:
+    """The model's output f, the `recorded` of the `known` layers on tape.
 
     Recorded layers hold their parameters fixed and all parameters are leaves of the graph, so that a leaf with a
     gradient is one that is used outside these layers. With `live`, parameters and x stay part of the caller's graph.
     """
     uses: Uses = {}
-    tapes = {name: Tape(name, uses, live) for name in recorded}
-    leaves = values if live else {name: value.detach().requires_grad_() for name, value in values.items()}
-    with substituted(known, tapes), torch.enable_grad():
-        f = call_with(model, leaves, x)
+    leaves = own.values if live else {name: value.detach().requires_grad_() for name, value in own.values.items()}
+    with substituted(known, {name: Tape(name, uses, live) for name in recorded}), torch.enable_grad():
+        f = call_with(own.model, leaves, own.x)
     if not f.requires_grad:
         raise ModelError("the model's output depends on none of its trainable parameters")
     return Trace(uses, leaves, f)
 
 
 @contextmanager
-def substituted(known: dict[str, nn.Module], tapes: dict[str, Tape]) -> Iterator[None]:
+def substituted(known: Mapping[str, nn.Module], tapes: Mapping[str, Tape]) -> Iterator[None]:
     """Known layers run by `LAYERS`, on their tape where they have one, so that no fused kernel is in the way."""
 
     def forward(module: nn.Module, tape: Tape) -> Callable[..., Any]:
@@ -182,7 +179,7 @@ def _taped(own: Pass, plan: JacobianPlan) -> Iterator[Block]:
     and in no other way.
     """
     recorded = {part.use.module for part in plan.parts}
-    run = trace(own.model, own.x, plan.known, recorded, own.values)
+    run = trace(own, plan.known, recorded)
     for part in plan.parts:
         calls = run.uses.get(part.use, [])
         if len(calls) != len(part.sample_dims) or any(
@@ -192,7 +189,7 @@ def _taped(own: Pass, plan: JacobianPlan) -> Iterator[Block]:
     if used_outside(run, [name for name in run.leaves if name not in plan.left]):
         raise OtherPaths
     if own.graph:
-        run = trace(own.model, own.x, plan.known, recorded, own.values, live=True)
+        run = trace(own, plan.known, recorded, live=True)
     uses = [run.uses[part.use] for part in plan.parts]
     inputs = [[a if own.graph else a.detach() for a, _ in calls] for calls in uses]
     with torch.enable_grad():

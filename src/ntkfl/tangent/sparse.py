@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import ModelError
-from ntkfl.tangent.blocks import Block, DenseBlock, Layout, row_norms
+from ntkfl.tangent.blocks import Block, DenseBlock, Layout
 
 
 class SparseBlock(Block):
@@ -41,10 +41,10 @@ class SparseBlock(Block):
         return ("sparse", ((0, self.columns),), (self.outputs, self.values.shape[1]))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.values, self.positions)
+        return (self.positions, self.values)
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        values, positions = tensors
+        positions, values = tensors
         return type(self)(values, positions, self.outputs, self.columns)
 
     def add_jvp(self, out: Tensor, delta: Tensor) -> None:
@@ -78,12 +78,6 @@ class SparseBlock(Block):
         dense = self.values.new_zeros(len(self.values), self.outputs * self.columns)
         dense.scatter_(1, self.positions.long(), self.values)
         return DenseBlock(dense.view(-1, self.outputs, self.columns), (slice(0, self.columns),))
-
-    def norms(self) -> Tensor:
-        return row_norms(self.values)
-
-    def scaled(self, factors: Tensor) -> Self:
-        return self.with_tensors((self.values * factors[:, None], self.positions))
 
     def _matrices(self) -> tuple[Tensor, Tensor]:
         """J [N·d2, d] and Jᵀ [d, N·d2]."""
