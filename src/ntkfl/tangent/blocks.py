@@ -8,7 +8,8 @@ the sensitivities g = ∂f/∂out stored, never their product. `layers/` says wh
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -288,52 +289,65 @@ class FactoredBlock(Block):
 
 
 class Use(NamedTuple):
-    """In which module and block, and through which of the module's parameters (by name), weights enter."""
+    """In which module and block, and through which trained parameters (by their names in the model), weights enter."""
 
     module: str
     block: type[FactoredBlock]
-    weight: str
+    weight: str | None
     bias: str | None
     settings: Settings
 
+    @property
+    def names(self) -> set[str]:
+        """Of the parameters."""
+        return {name for name in (self.weight, self.bias) if name is not None}
 
-Uses = dict[Use, list[tuple[Tensor, Tensor]]]  # the (input, output) of each call
+
+@dataclass(frozen=True)
+class Record:
+    """The uses in one forward pass, each with the (input, output) of its calls. `names` of the trained parameters by
+    their `id`; with `live` they stay part of the graph, for derivatives of derivatives.
+    """
+
+    names: Mapping[int, str]
+    live: bool = False
+    uses: dict[Use, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
 
 class Tape:
     """Given to a layer's `run`. A tape that records holds parameters fixed, so that autograd sees only the way through
-    the layer's input, and notes the uses; without `uses` it lets the layer run as it is, in operations that always
-    differentiate. With `live` a recorded layer's parameters stay part of the graph, for derivatives of derivatives.
+    the layer's input, and notes the uses; without a record it lets the layer run as it is, in operations that always
+    differentiate.
     """
 
-    def __init__(self, module: str = "", uses: Uses | None = None, live: bool = False) -> None:
-        self.module, self.uses = module, uses
-        self.live = live or uses is None
+    def __init__(self, module: str = "", record: Record | None = None) -> None:
+        self.module, self.record = module, record
 
-    def value(self, parameter: Tensor) -> Tensor:
-        """A parameter as this layer computes with it."""
-        return parameter if self.live else parameter.detach()
-
-    def optional(self, parameter: Tensor | None) -> Tensor | None:
-        """The same where there may be none."""
-        return None if parameter is None else self.value(parameter)
+    def values(self, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Parameters as this layer computes with them."""
+        if self.record is None or self.record.live:
+            return weight, bias
+        return weight.detach(), None if bias is None else bias.detach()
 
     def tap(
         self,
         block: type[FactoredBlock],
         input: Tensor,
         output: Tensor,
-        weight: str,
-        bias: str | None = None,
+        weight: Tensor,
+        bias: Tensor | None = None,
         settings: Settings = (),
     ) -> Tensor:
         """Note that `output` came from `input` through these parameters; the layer goes on with what is returned."""
-        if self.uses is None:
+        if self.record is None:
+            return output
+        names = self.record.names
+        use = Use(self.module, block, names.get(id(weight)), names.get(id(bias)), settings)
+        if not use.names:
             return output
         if not output.requires_grad:
             output.requires_grad_()
-        use = Use(self.module, block, weight, bias, settings)
-        self.uses.setdefault(use, []).append((input, output))
+        self.record.uses.setdefault(use, []).append((input, output))
         return output.clone()  # an in-place activation behind the layer must not overwrite the tapped output
 
 

@@ -223,12 +223,11 @@ def _by_layers(own: Pass, dense: JacobianPlan, form: str) -> tuple[JacobianPlan,
     # Layers without trained weights are not recorded, so an input with a gradient is one behind a trained weight.
     recorded = [name for name, module in known.items() if any(p.requires_grad for p in module.parameters())]
     alone, pair = (trace(own._replace(x=x), known, recorded) for x in (own.x[:1], own.x))
-    roles = {use: names for use in pair.uses if (names := _trained(parameters, known[use.module], use))}
-    dims = {use: _sample_dims(use, alone.uses.get(use, []), pair.uses[use]) for use in roles}
-    counts = Counter(name for names in roles.values() for name in names.values())
+    dims = {use: _sample_dims(use, alone.uses.get(use, []), calls) for use, calls in pair.uses.items()}
+    counts = Counter(name for use in dims for name in (use.weight, use.bias) if name is not None)
     left = used_outside(pair, [*parameters]) | {name for name, count in counts.items() if count > 1}
-    left |= {name for use, names in roles.items() if dims[use] is None for name in names.values()}
-    while more := {name for names in roles.values() if left & {*names.values()} for name in names.values()} - left:
+    left |= {name for use, dim in dims.items() if dim is None for name in use.names}
+    while more := {name for use in dims if left & use.names for name in use.names} - left:
         left |= more  # a layer is factored in all its parameters or in none
     if form == "factored" and left:
         raise ModelError(
@@ -236,14 +235,14 @@ def _by_layers(own: Pass, dense: JacobianPlan, form: str) -> tuple[JacobianPlan,
             "use form='auto' (a dense block for those alone) or form='dense'"
         )
     slices, parts, taps = column_slices(parameters), [], 0
-    for use, names in roles.items():
-        if left & {*names.values()}:
+    for use, calls in pair.uses.items():
+        if left & use.names:
             continue
-        weight, bias = (slices[names[role]] if role in names else None for role in ("weight", "bias"))
-        inputs, outputs = (sum(call[i].numel() for call in pair.uses[use]) // 2 for i in (0, 1))
-        width = sum(parameters[name].numel() for name in names.values())
+        inputs, outputs = (sum(call[i].numel() for call in calls) // 2 for i in (0, 1))
+        width = sum(parameters[name].numel() for name in use.names)
         smaller = form == "auto" and dense.outputs * width <= inputs + dense.outputs * outputs
-        constant = not any(a.requires_grad for a, _ in pair.uses[use])
+        constant = not any(a.requires_grad for a, _ in calls)
+        weight, bias = (None if name is None else slices[name] for name in (use.weight, use.bias))
         parts.append(Part(use, dims[use] or (), weight, bias, constant, smaller))
         taps += inputs + 2 * (1 + dense.outputs) * outputs  # activations, sensitivities and a copy of them
     plan = replace(dense, parts=parts, left=[name for name in parameters if name in left])
@@ -267,15 +266,6 @@ def _two_samples(x: Tensor) -> Tensor:
 def _untouched(module: nn.Module) -> bool:
     """A user's hooks or own `forward` may compute something else than the module's class."""
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
-
-
-def _trained(parameters: Values, module: nn.Module, use: Use) -> dict[str, str]:
-    """Names in the model of what trains of a use's "weight" and "bias"."""
-    names = {id(p): name for name, p in parameters.items()}
-    # Under every name that a parameter has in a module: two names may be one tensor.
-    own = {role: id(p) for role, p in module.named_parameters(remove_duplicate=False)}
-    used = {"weight": own[use.weight]} | ({} if use.bias is None else {"bias": own[use.bias]})
-    return {role: names[p] for role, p in used.items() if p in names}
 
 
 def _sample_dims(use: Use, one: _Calls, two: _Calls) -> tuple[int, ...] | None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 from ntkfl.errors import ModelError
-from ntkfl.tangent.blocks import Block, Call, DenseBlock, FactoredBlock, Tape, Use, Uses
+from ntkfl.tangent.blocks import Block, Call, DenseBlock, FactoredBlock, Record, Tape, Use
 from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.layers import LAYERS
 from ntkfl.tangent.parameters import call_with, column_slices, trainable
@@ -101,7 +101,7 @@ class Pass(NamedTuple):
 class Trace(NamedTuple):
     """A forward pass: the recorded uses of weights, the trainable parameters it took, the model's output [N, d2]."""
 
-    uses: Uses
+    uses: Mapping[Use, list[tuple[Tensor, Tensor]]]
     leaves: Values
     f: Tensor
 
@@ -112,13 +112,13 @@ def trace(own: Pass, known: Mapping[str, nn.Module], recorded: Iterable[str], li
     Recorded layers hold their parameters fixed and all parameters are leaves of the graph, so that a leaf with a
     gradient is one that is used outside these layers. With `live`, parameters and x stay part of the caller's graph.
     """
-    uses: Uses = {}
     leaves = own.values if live else {name: value.detach().requires_grad_() for name, value in own.values.items()}
-    with substituted(known, {name: Tape(name, uses, live) for name in recorded}), torch.enable_grad():
+    record = Record({id(leaf): name for name, leaf in leaves.items()}, live)
+    with substituted(known, {name: Tape(name, record) for name in recorded}), torch.enable_grad():
         f = call_with(own.model, leaves, own.x)
     if not f.requires_grad:
         raise ModelError("the model's output depends on none of its trainable parameters")
-    return Trace(uses, leaves, f)
+    return Trace(record.uses, leaves, f)
 
 
 @contextmanager

@@ -69,6 +69,6 @@ def run_embedding(module: nn.Embedding, tape: Tape, input: Tensor) -> Any:
     """out_t = W[token_t]."""
     if module.max_norm is not None or module.scale_grad_by_freq:  # weights or gradients that depend on the batch
         return NotImplemented
-    out = F.embedding(input, tape.value(module.weight), module.padding_idx)
+    out = F.embedding(input, tape.values(module.weight)[0], module.padding_idx)
     padding = -1 if module.padding_idx is None else module.padding_idx
-    return tape.tap(EmbeddingBlock, input, out, "weight", None, (padding,))
+    return tape.tap(EmbeddingBlock, input, out, module.weight, None, (padding,))

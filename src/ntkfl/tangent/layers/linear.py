@@ -65,15 +65,12 @@ class LinearBlock(FactoredBlock):
 
 def run_linear(module: nn.Linear, tape: Tape, input: Tensor) -> Tensor:
     """out = W x + b, over samples alone or over sequences of them."""
-    return _project(module, tape, input, "weight", "bias")
+    return _project(tape, input, module.weight, module.bias)
 
 
-def _project(module: nn.Module, tape: Tape, x: Tensor, weight: str, bias: str) -> Tensor:
-    """W x + b for the parameters of these names, tapped. There may be no bias."""
-    own = dict(module.named_parameters(remove_duplicate=False))
-    b = own.get(bias)
-    out = F.linear(x, tape.value(own[weight]), tape.optional(b))
-    return tape.tap(LinearBlock, x, out, weight, None if b is None else bias)
+def _project(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """W x + b, tapped."""
+    return tape.tap(LinearBlock, x, F.linear(x, *tape.values(weight, bias)), weight, bias)
 
 
 def run_recurrent(
@@ -101,10 +98,14 @@ def run_recurrent(
         directions = []
         for suffix in ("", "_reverse")[: 1 + module.bidirectional]:
             name = f"l{layer}{suffix}"
-            from_input = _project(module, tape, x, f"weight_ih_{name}", f"bias_ih_{name}").unbind(time)
+            of_input, of_state = (
+                (getattr(module, f"weight_{kind}_{name}"), getattr(module, f"bias_{kind}_{name}", None))
+                for kind in ("ih", "hh")
+            )
+            from_input = _project(tape, x, *of_input).unbind(time)
             state, states = start[len(last)], []
             for now in reversed(from_input) if suffix else from_input:
-                from_state = _project(module, tape, state[0], f"weight_hh_{name}", f"bias_hh_{name}")
+                from_state = _project(tape, state[0], *of_state)
                 state = _step(module.mode, now, from_state, state)
                 states.append(state[0])
             last.append(state)
@@ -147,7 +148,7 @@ def run_attention(
     plain = module.bias_k is None and module.bias_v is None and not module.add_zero_attn and not module.training
     if not alone or not plain or module.in_proj_weight is None:
         return NotImplemented
-    projected = _project(module, tape, query, "in_proj_weight", "in_proj_bias")
+    projected = _project(tape, query, module.in_proj_weight, module.in_proj_bias)
     q, k, v = (_heads(t, module) for t in projected.chunk(3, dim=-1))  # [N, heads, L, E/heads]
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     if attn_mask is not None:  # [L, S] or [N·heads, L, S]; `is_causal` only says that it is the causal one
@@ -158,7 +159,7 @@ def run_attention(
     weights = scores.softmax(dim=-1)
     mixed = (weights @ v).transpose(1, 2).flatten(2)  # [N, L, E]
     mixed = mixed if module.batch_first else mixed.transpose(0, 1)
-    out = _project(module, tape, mixed, "out_proj.weight", "out_proj.bias")
+    out = _project(tape, mixed, module.out_proj.weight, module.out_proj.bias)
     if not need_weights:
         return out, None
     return out, weights.mean(dim=1) if average_attn_weights else weights

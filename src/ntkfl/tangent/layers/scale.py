@@ -85,11 +85,12 @@ def run_norm(module: nn.Module, tape: Tape, input: Tensor) -> Any:
 
 def _affine(module: nn.Module, tape: Tape, normal: Tensor, settings: Settings) -> Tensor:
     """out = γ ⊙ x̂ + β, tapped."""
-    gamma, beta = getattr(module, "weight", None), getattr(module, "bias", None)
-    if gamma is None:
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    if weight is None:
         return normal
-    shape = (-1, *[1] * (normal.ndim - 2)) if settings == _CHANNELS_FIRST else gamma.shape
-    out = normal * tape.value(gamma).view(shape)
+    shape = (-1, *[1] * (normal.ndim - 2)) if settings == _CHANNELS_FIRST else weight.shape
+    gamma, beta = tape.values(weight, bias)
+    out = normal * gamma.view(shape)
     if beta is not None:
-        out = out + tape.value(beta).view(shape)
-    return tape.tap(ScaleBlock, normal, out, "weight", None if beta is None else "bias", settings)
+        out = out + beta.view(shape)
+    return tape.tap(ScaleBlock, normal, out, weight, bias, settings)
