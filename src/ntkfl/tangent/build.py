@@ -30,6 +30,7 @@ from ntkfl.tangent.passes import (
     Values,
     agrees_with_autograd,
     piece,
+    taped,
     trace,
     used_outside,
 )
@@ -197,7 +198,7 @@ def _make_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
     shapes = {name: p.shape for name, p in own.values.items()}
     total = sum(p.numel() for p in own.values.values())
     stored = outputs * total
-    dense = JacobianPlan(modules, shapes, known, [], [*shapes], outputs, total, stored, 3 * stored)
+    dense = JacobianPlan(modules, shapes, known, [], [], [*shapes], outputs, total, stored, 3 * stored)
     if form != "dense":
         try:
             plan, J = _by_layers(own, dense, form)
@@ -245,11 +246,31 @@ def _by_layers(own: Pass, dense: JacobianPlan, form: str) -> tuple[JacobianPlan,
         weight, bias = (None if name is None else slices[name] for name in (use.weight, use.bias))
         parts.append(Part(use, dims[use] or (), weight, bias, constant, smaller))
         taps += inputs + 2 * (1 + dense.outputs) * outputs  # activations, sensitivities and a copy of them
-    plan = replace(dense, parts=parts, left=[name for name in parameters if name in left])
+    copied = [name for name in parameters if name in left and _admits_copies(own, dense, name)]
+    left -= {*copied}
+    plan = replace(dense, parts=parts, copied=copied, left=[name for name in parameters if name in left])
     J = piece(own, plan).mapped(torch.Tensor.contiguous)
     stored = sum(math.prod(t.shape[1:]) for t in J.tensors())
     working = stored + taps + 3 * plan.outputs * sum(parameters[name].numel() for name in left)
     return replace(plan, stored=stored, working=working), J
+
+
+def _admits_copies(own: Pass, dense: JacobianPlan, name: str) -> bool:
+    """Whether the network takes a copy of this parameter for every sample, each used by its own sample alone: a plain
+    backward pass for each output then gives all samples' derivatives. Tried with two samples and with three, so that
+    no other dimension is taken for theirs.
+    """
+    columns = column_slices(own.values)[name]
+
+    def exact(rows: list[int]) -> bool:
+        some = own._replace(x=own.x[rows])
+        try:
+            J = Jacobian([*taped(some, replace(dense, copied=[name]))], dense.outputs, dense.total)
+        except Exception:  # whatever a network says to a parameter of another shape
+            return False
+        return agrees_with_autograd(some._replace(values={name: own.values[name]}), lambda R: J.vjp(R)[columns])
+
+    return exact([0, 1]) and exact([0, 1, 0])
 
 
 def _two_samples(x: Tensor) -> Tensor:

@@ -49,7 +49,8 @@ class OtherPaths(ModelError):
 
 @dataclass(frozen=True)
 class JacobianPlan:
-    """How a model's columns are covered: parts through known layers, and the parameters left for `torch.func`.
+    """How a model's columns are covered: parts through known layers, loose parameters of which every sample is given a
+    copy (a position that is added to sequences), and those left for `torch.func`.
 
     `modules` and `parameters` (names and shapes of those that train) say of which model.
     """
@@ -58,6 +59,7 @@ class JacobianPlan:
     parameters: dict[str, torch.Size]
     known: dict[str, nn.Module]  # the layers of `LAYERS`
     parts: list[Part]
+    copied: list[str]
     left: list[str]
     outputs: int  # d2
     total: int  # d
@@ -158,13 +160,15 @@ def piece(own: Pass, plan: JacobianPlan) -> Jacobian:
     Its tensors may be views in any order: make them contiguous, or copy them to their place. Dense parts become one
     block, so that one matrix product is for all of them.
     """
-    blocks: list[Block] = []
-    dense: list[DenseBlock] = []
-    for block in _taped(own, plan) if plan.parts else ():
-        if isinstance(block, DenseBlock):
-            dense.append(block)
-        else:
-            blocks.append(block)
+    try:
+        found = list(taped(own, plan)) if plan.parts or plan.copied else []
+    except (RuntimeError, IndexError):
+        if not plan.copied:
+            raise
+        # With more samples than the plan was proved on, `position[:T]` takes samples where it means positions.
+        return piece(own, replace(plan, copied=[], left=[*plan.copied, *plan.left]))
+    blocks: list[Block] = [block for block in found if not isinstance(block, DenseBlock)]
+    dense = [block for block in found if isinstance(block, DenseBlock)]
     if plan.left:
         with substituted(plan.known, {}):
             dense.append(dense_block(own, plan.left))
@@ -174,11 +178,12 @@ def piece(own: Pass, plan: JacobianPlan) -> Jacobian:
     return Jacobian(blocks, plan.outputs if own.contract is None else own.contract.shape[1], plan.total)
 
 
-def _taped(own: Pass, plan: JacobianPlan) -> Iterator[Block]:
-    """A block for each part, in order. `OtherPaths` unless every part was used by all samples, as often as planned,
-    and in no other way.
+def taped(own: Pass, plan: JacobianPlan) -> Iterator[FactoredBlock | DenseBlock]:
+    """A block for each part, in order, and for each copied parameter. `OtherPaths` unless every part was used by all
+    samples, as often as planned, and in no other way.
     """
-    recorded = {part.use.module for part in plan.parts}
+    recorded, slices = {part.use.module for part in plan.parts}, column_slices(own.values)
+    own = own._replace(values={**own.values, **{name: _copies(own.values[name], len(own.x)) for name in plan.copied}})
     run = trace(own, plan.known, recorded)
     for part in plan.parts:
         calls = run.uses.get(part.use, [])
@@ -186,7 +191,7 @@ def _taped(own: Pass, plan: JacobianPlan) -> Iterator[Block]:
             t.shape[dim] != len(own.x) for call, dim in zip(calls, part.sample_dims, strict=True) for t in call
         ):
             raise OtherPaths
-    if used_outside(run, [name for name in run.leaves if name not in plan.left]):
+    if used_outside(run, [name for name in run.leaves if name not in (*plan.left, *plan.copied)]):
         raise OtherPaths
     if own.graph:
         run = trace(own, plan.known, recorded, live=True)
@@ -194,11 +199,20 @@ def _taped(own: Pass, plan: JacobianPlan) -> Iterator[Block]:
     inputs = [[a if own.graph else a.detach() for a, _ in calls] for calls in uses]
     with torch.enable_grad():
         f = own.contracted(run.f)
-    sensitivities = _sensitivities(f, [out for calls in uses for _, out in calls], own.graph)
+    copies = [run.leaves[name] for name in plan.copied]
+    sensitivities = _sensitivities(f, [*(out for calls in uses for _, out in calls), *copies], own.graph)
     del run, f, uses  # and the graph, so that each call's sensitivities are free once their block holds them
     for part, seen in zip(plan.parts, inputs, strict=True):
         pairs = zip(seen, part.sample_dims, strict=True)
         yield _block(part, [Call(a.movedim(dim, 0), sensitivities.pop(0).movedim(dim + 1, 0)) for a, dim in pairs])
+    for name, derivatives in zip(plan.copied, sensitivities, strict=True):
+        yield DenseBlock(derivatives.transpose(0, 1).flatten(2), (slices[name],))
+
+
+def _copies(parameter: Tensor, N: int) -> Tensor:
+    """The parameter for each of N samples, as it broadcasts with them: [N, ...], in place of a first dimension of 1."""
+    alone = parameter if parameter.shape[:1] == (1,) else parameter.unsqueeze(0)
+    return alone.expand(N, *alone.shape[1:])
 
 
 def _block(part: Part, calls: Sequence[Call]) -> FactoredBlock | DenseBlock:

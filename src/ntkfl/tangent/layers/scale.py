@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from ntkfl.tangent.blocks import Call, FactoredBlock, Settings, Tape, joined
 
-_CHANNELS_FIRST, _CHANNELS_LAST = (1,), (0,)
-
 
 class ScaleBlock(FactoredBlock):
     """`out_t = γ ⊙ a_t + β` at T positions a sample: rows Σ_t [g_t ⊙ a_t, g_t]. Worth its factors at T = 1 alone.
@@ -27,15 +25,10 @@ class ScaleBlock(FactoredBlock):
 
     @classmethod
     def factors(cls, calls: Sequence[Call], settings: Settings) -> tuple[Tensor, Tensor, Settings]:
-        """settings: `_CHANNELS_FIRST` for [N, C, ...], or `_CHANNELS_LAST` with the count of normalised dimensions."""
-        inputs, outputs = [c.input for c in calls], [c.sensitivity for c in calls]
-        if settings == _CHANNELS_FIRST:
-            inputs = [x.flatten(2).mT if x.ndim > 2 else x.unsqueeze(1) for x in inputs]
-            outputs = [g.flatten(3).mT if g.ndim > 3 else g.unsqueeze(2) for g in outputs]
-        else:
-            features = settings[1]
-            inputs = [x.flatten(-features).reshape(len(x), -1, x.shape[-features:].numel()) for x in inputs]
-        return joined(inputs, dim=1), joined([g.reshape(*g.shape[:2], -1) for g in outputs], dim=2), ()
+        """settings: the count of normalised dimensions, which come last."""
+        features = settings[0]
+        a = [c.input.flatten(-features).reshape(len(c.input), -1, c.input.shape[-features:].numel()) for c in calls]
+        return joined(a, dim=1), joined([c.sensitivity.flatten(2) for c in calls], dim=2), ()
 
     @classmethod
     def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: Settings) -> bool:
@@ -44,7 +37,7 @@ class ScaleBlock(FactoredBlock):
 
     @classmethod
     def admits(cls, sample_dim: int, ndim: int, settings: Settings) -> bool:
-        return sample_dim == 0 if settings == _CHANNELS_FIRST else sample_dim < ndim - settings[1]
+        return sample_dim < ndim - settings[0]
 
     def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
         """δγ ⊙ a_t + δβ."""
@@ -62,35 +55,30 @@ class ScaleBlock(FactoredBlock):
         return (self.g.view(*self.g.shape[:2], *self.a.shape[1:]) * self.a.unsqueeze(1)).sum(dim=2)
 
 
-def run_norm(module: nn.Module, tape: Tape, input: Tensor) -> Any:
+def run_norm(module: Any, tape: Tape, input: Tensor) -> Any:
     """out = γ ⊙ x̂ + β with x̂ = (x − mean) / √(var + ε): over the last dimensions (`LayerNorm`, and `RMSNorm` without a
     mean), groups of channels (`GroupNorm`), or by running statistics (`BatchNorm`; by those of the batch no sample
     stands alone).
     """
     match module:
         case nn.LayerNorm(normalized_shape=shape, eps=eps):
-            return _affine(module, tape, F.layer_norm(input, shape, None, None, eps), (*_CHANNELS_LAST, len(shape)))
+            return _affine(module, tape, F.layer_norm(input, shape, None, None, eps), len(shape))
         case nn.RMSNorm(normalized_shape=shape, eps=eps):
-            return _affine(module, tape, F.rms_norm(input, shape, None, eps), (*_CHANNELS_LAST, len(shape)))
+            return _affine(module, tape, F.rms_norm(input, shape, None, eps), len(shape))
         case nn.GroupNorm(num_groups=groups, eps=eps):
-            return _affine(module, tape, F.group_norm(input, groups, None, None, eps), _CHANNELS_FIRST)
-        case nn.BatchNorm1d() | nn.BatchNorm2d() | nn.BatchNorm3d():
-            if module.training or module.running_mean is None:
-                return NotImplemented
-            mean, var = module.running_mean, module.running_var
-            normal = F.batch_norm(input, mean, var, None, None, False, 0.0, module.eps)
-            return _affine(module, tape, normal, _CHANNELS_FIRST)
-    return NotImplemented
+            normal = F.group_norm(input, groups, None, None, eps)
+        case _ if module.training or module.running_mean is None:  # statistics of the batch
+            return NotImplemented
+        case _:
+            normal = F.batch_norm(input, module.running_mean, module.running_var, eps=module.eps)
+    return _affine(module, tape, normal.movedim(1, -1), 1).movedim(-1, 1)  # channels last
 
 
-def _affine(module: nn.Module, tape: Tape, normal: Tensor, settings: Settings) -> Tensor:
-    """out = γ ⊙ x̂ + β, tapped."""
+def _affine(module: nn.Module, tape: Tape, normal: Tensor, features: int) -> Tensor:
+    """out = γ ⊙ x̂ + β over the last dimensions, tapped."""
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     if weight is None:
         return normal
-    shape = (-1, *[1] * (normal.ndim - 2)) if settings == _CHANNELS_FIRST else weight.shape
     gamma, beta = tape.values(weight, bias)
-    out = normal * gamma.view(shape)
-    if beta is not None:
-        out = out + beta.view(shape)
-    return tape.tap(ScaleBlock, normal, out, weight, bias, settings)
+    out = normal * gamma if beta is None else normal * gamma + beta
+    return tape.tap(ScaleBlock, normal, out, weight, bias, (features,))
