@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 Settings = tuple[int, ...]
+Tensors = list[Tensor] | tuple[Tensor, ...]
+Factors = tuple[Tensor, Tensor, Settings]
 # The kind of block, first and last-plus-one column of each of its pieces, and what else must agree.
 Layout = tuple[str, tuple[tuple[int, int], ...], Any]
 
@@ -110,13 +112,6 @@ class DenseBlock(Block):
         return self
 
 
-class Call(NamedTuple):
-    """One use of weights in a forward pass: the input, and ∂f/∂(the output) for each of the d2 outputs of the model."""
-
-    input: Tensor  # [N, ...]
-    sensitivity: Tensor  # [N, d2, ...]
-
-
 class FactoredBlock(Block):
     """a: [N, ...], the layer's inputs; g: [N, d2, T·n_out], sensitivities of its outputs at T positions of a sample.
 
@@ -141,8 +136,10 @@ class FactoredBlock(Block):
 
     @classmethod
     @abstractmethod
-    def factors(cls, calls: Sequence[Call], settings: Settings) -> tuple[Tensor, Tensor, Settings] | None:
-        """a and g of all calls together, and the block's settings; None where the calls have no factors in common."""
+    def factors(cls, inputs: Tensors, sensitivities: Tensors, settings: Settings) -> Factors | None:
+        """a and g of all uses of the weights together, and the block's settings, from each one's input [N, ...] and
+        ∂f/∂(its output) [N, d2, ...]; None where they have no factors in common.
+        """
 
     @classmethod
     @abstractmethod
@@ -398,7 +395,7 @@ def row_norms(rows: Tensor) -> Tensor:
     return norms
 
 
-def joined(pieces: list[Tensor], dim: int) -> Tensor:
+def joined(pieces: Tensors, dim: int) -> Tensor:
     """One tensor; a single piece as it is, for it is copied to its place in the Jacobian anyway."""
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=dim)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 from ntkfl.errors import ModelError
-from ntkfl.tangent.blocks import Block, Call, DenseBlock, FactoredBlock, Record, Tape, Use
+from ntkfl.tangent.blocks import Block, DenseBlock, FactoredBlock, Record, Tape, Tensors, Use
 from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.layers import LAYERS
 from ntkfl.tangent.parameters import call_with, column_slices, trainable
@@ -203,8 +203,8 @@ def taped(own: Pass, plan: JacobianPlan) -> Iterator[FactoredBlock | DenseBlock]
     sensitivities = _sensitivities(f, [*(out for calls in uses for _, out in calls), *copies], own.graph)
     del run, f, uses  # and the graph, so that each call's sensitivities are free once their block holds them
     for part, seen in zip(plan.parts, inputs, strict=True):
-        pairs = zip(seen, part.sample_dims, strict=True)
-        yield _block(part, [Call(a.movedim(dim, 0), sensitivities.pop(0).movedim(dim + 1, 0)) for a, dim in pairs])
+        g = [sensitivities.pop(0).movedim(dim + 1, 0) for dim in part.sample_dims]
+        yield _block(part, [a.movedim(dim, 0) for a, dim in zip(seen, part.sample_dims, strict=True)], g)
     for name, derivatives in zip(plan.copied, sensitivities, strict=True):
         yield DenseBlock(derivatives.transpose(0, 1).flatten(2), (slices[name],))
 
@@ -215,19 +215,19 @@ def _copies(parameter: Tensor, N: int) -> Tensor:
     return alone.expand(N, *alone.shape[1:])
 
 
-def _block(part: Part, calls: Sequence[Call]) -> FactoredBlock | DenseBlock:
-    """All calls' derivatives summed: as factors, or dense where that is smaller or they have no factors in common."""
+def _block(part: Part, inputs: Tensors, sensitivities: Tensors) -> FactoredBlock | DenseBlock:
+    """All uses' derivatives summed: as factors, or dense where that is smaller or they have no factors in common."""
     kind = part.use.block
-    factors = kind.factors(calls, part.use.settings)
+    factors = kind.factors(inputs, sensitivities, part.use.settings)
     if factors is None:
-        each = [_block(replace(part, dense=True), [call]).densify() for call in calls]
+        each = [_block(part, [a], [g]).densify() for a, g in zip(inputs, sensitivities, strict=True)]
         return each[0].with_tensors((torch.stack([block.values for block in each]).sum(0),))
     a, g, settings = factors
     block = kind(a, g, part.weight, part.bias, settings)
     return block.densify() if part.dense or part.weight is None else block
 
 
-def _sensitivities(f: Tensor, outputs: Sequence[Tensor], graph: bool) -> list[Tensor]:
+def _sensitivities(f: Tensor, outputs: Tensors, graph: bool) -> list[Tensor]:
     """∂f_j/∂out, [d2, *out.shape], for each tapped output in turn; zero for one that nothing uses.
 
     One pass after the other: `torch.vmap` over them is slower on a CPU, where its arrays leave the cache.

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
-from ntkfl.tangent.blocks import Call, FactoredBlock, Settings, Tape
+from ntkfl.tangent.blocks import FactoredBlock, Factors, Settings, Tape, Tensors
 
 _Pair = tuple[int, int]
 
@@ -67,10 +67,10 @@ class ConvolutionBlock(FactoredBlock):
         return math.prod(self.geometry.positions(self.a.shape[2:]))
 
     @classmethod
-    def factors(cls, calls: Sequence[Call], settings: Settings) -> tuple[Tensor, Tensor, Settings] | None:
-        if len(calls) > 1:
+    def factors(cls, inputs: Tensors, sensitivities: Tensors, settings: Settings) -> Factors | None:
+        if len(inputs) > 1:
             return None  # images of several sizes share no factors, but their derivatives have one shape and add up
-        return calls[0].input, calls[0].sensitivity.flatten(2), settings
+        return inputs[0], sensitivities[0].flatten(2), settings
 
     @classmethod
     def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: Settings) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ntkfl.tangent.blocks import Call, FactoredBlock, Settings, Tape, joined
+from ntkfl.tangent.blocks import FactoredBlock, Factors, Settings, Tape, Tensors, joined
 
 
 class EmbeddingBlock(FactoredBlock):
@@ -21,10 +20,10 @@ class EmbeddingBlock(FactoredBlock):
     kind = "embedding"
 
     @classmethod
-    def factors(cls, calls: Sequence[Call], settings: Settings) -> tuple[Tensor, Tensor, Settings]:
+    def factors(cls, inputs: Tensors, sensitivities: Tensors, settings: Settings) -> Factors:
         """settings: the token that is padding and never trains, or -1."""
-        a = joined([c.input.reshape(len(c.input), -1) for c in calls], dim=1)
-        g = joined([c.sensitivity.flatten(2, -2) for c in calls], dim=2)  # [N, d2, T, E]
+        a = joined([tokens.reshape(len(tokens), -1) for tokens in inputs], dim=1)
+        g = joined([g.flatten(2, -2) for g in sensitivities], dim=2)  # [N, d2, T, E]
         if settings[0] >= 0:
             g = g * (a != settings[0]).view(len(a), 1, -1, 1)
         return a.int(), g.flatten(2), ()

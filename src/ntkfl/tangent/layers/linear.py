@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ntkfl.tangent.blocks import Call, FactoredBlock, Settings, Tape, joined, times_transposed
+from ntkfl.tangent.blocks import FactoredBlock, Factors, Settings, Tape, Tensors, joined, times_transposed
 
 State = tuple[Tensor, ...]  # (h,) or, for an LSTM, (h, c)
 
@@ -24,9 +23,9 @@ class LinearBlock(FactoredBlock):
     kind = "linear"
 
     @classmethod
-    def factors(cls, calls: Sequence[Call], settings: Settings) -> tuple[Tensor, Tensor, Settings]:
-        a = joined([c.input.reshape(len(c.input), -1, c.input.shape[-1]) for c in calls], dim=1)
-        return a, joined([c.sensitivity.flatten(start_dim=2) for c in calls], dim=2), ()
+    def factors(cls, inputs: Tensors, sensitivities: Tensors, settings: Settings) -> Factors:
+        a = joined([x.reshape(len(x), -1, x.shape[-1]) for x in inputs], dim=1)
+        return a, joined([g.flatten(2) for g in sensitivities], dim=2), ()
 
     @classmethod
     def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: Settings) -> bool:
@@ -58,9 +57,9 @@ class LinearBlock(FactoredBlock):
 
     def weight_values(self) -> Tensor:
         """Outer products where the layer is used once: they need no sum, and broadcasting no reordering."""
-        return (
-            (self.g.unsqueeze(3) * self.a.unsqueeze(1)).flatten(2) if self.positions == 1 else super().weight_values()
-        )
+        if self.positions > 1:
+            return super().weight_values()
+        return (self.g.unsqueeze(3) * self.a.unsqueeze(1)).flatten(2)
 
 
 def run_linear(module: nn.Linear, tape: Tape, input: Tensor) -> Tensor:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ntkfl.tangent.blocks import Call, FactoredBlock, Settings, Tape, joined
+from ntkfl.tangent.blocks import FactoredBlock, Factors, Settings, Tape, Tensors, joined
 
 
 class ScaleBlock(FactoredBlock):
@@ -24,11 +23,11 @@ class ScaleBlock(FactoredBlock):
         return self.a.shape[1]
 
     @classmethod
-    def factors(cls, calls: Sequence[Call], settings: Settings) -> tuple[Tensor, Tensor, Settings]:
+    def factors(cls, inputs: Tensors, sensitivities: Tensors, settings: Settings) -> Factors:
         """settings: the count of normalised dimensions, which come last."""
         features = settings[0]
-        a = [c.input.flatten(-features).reshape(len(c.input), -1, c.input.shape[-features:].numel()) for c in calls]
-        return joined(a, dim=1), joined([c.sensitivity.flatten(2) for c in calls], dim=2), ()
+        a = joined([x.reshape(len(x), -1, x.shape[-features:].numel()) for x in inputs], dim=1)
+        return a, joined([g.flatten(2) for g in sensitivities], dim=2), ()
 
     @classmethod
     def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: Settings) -> bool:
