@@ -252,6 +252,16 @@ class TestAttention:
 
 
 class TestWaysOfUse:
+    def test_rows_of_sequences_of_several_lengths(self) -> None:
+        """Joined, they have no factors in common where positions count, and keep those of the layer behind the mean."""
+        model = Net(lambda m, x: m.out(torch.tanh(m.a(x)).mean(1)), a=nn.Linear(3, 5), out=nn.Linear(5, 2))
+        xs = [torch.randn(4, T, 3, dtype=torch.float64) for T in (1, 2)]
+        J = ntkfl.concatenate([ntkfl.jacobian(model, x, "factored") for x in xs])
+        assert [block.layout[0] for block in J.blocks] == ["dense", "linear"]
+        truth = torch.cat([autograd(model, x) for x in xs])
+        assert (J.dense() - truth).abs().max() < EXACT
+        assert (2 * J.kernel() - torch.einsum("ajd,bjd->ab", truth, truth)).abs().max() < EXACT
+
     def test_a_layer_that_sees_no_sample(self) -> None:
         """A linear layer over a learned constant: the same for all samples, and no row of its own for any."""
         a, out = nn.Linear(4, 4), nn.Linear(4, 3)
