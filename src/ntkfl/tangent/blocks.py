@@ -301,7 +301,7 @@ class Use(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Record:
+class Recording:
     """The uses in one forward pass, each with the (input, output) of its calls. `names` of the trained parameters by
     their `id`; with `live` they stay part of the graph, for derivatives of derivatives.
     """
@@ -313,16 +313,16 @@ class Record:
 
 class Tape:
     """Given to a layer's `run`. A tape that records holds parameters fixed, so that autograd sees only the way through
-    the layer's input, and notes the uses; without a record it lets the layer run as it is, in operations that always
+    the layer's input, and notes the uses; without a recording it lets the layer run as it is, in operations that always
     differentiate.
     """
 
-    def __init__(self, module: str = "", record: Record | None = None) -> None:
-        self.module, self.record = module, record
+    def __init__(self, module: str = "", recording: Recording | None = None) -> None:
+        self.module, self.recording = module, recording
 
     def values(self, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Parameters as this layer computes with them."""
-        if self.record is None or self.record.live:
+        if self.recording is None or self.recording.live:
             return weight, bias
         return weight.detach(), None if bias is None else bias.detach()
 
@@ -336,15 +336,15 @@ class Tape:
         settings: Settings = (),
     ) -> Tensor:
         """Note that `output` came from `input` through these parameters; the layer goes on with what is returned."""
-        if self.record is None:
+        if self.recording is None:
             return output
-        names = self.record.names
+        names = self.recording.names
         use = Use(self.module, block, names.get(id(weight)), names.get(id(bias)), settings)
         if not use.names:
             return output
         if not output.requires_grad:
             output.requires_grad_()
-        self.record.uses.setdefault(use, []).append((input, output))
+        self.recording.uses.setdefault(use, []).append((input, output))
         return output.clone()  # an in-place activation behind the layer must not overwrite the tapped output
 
 

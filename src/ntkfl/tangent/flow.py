@@ -133,7 +133,7 @@ def _sketched(values: Tensor) -> Eigen:
     return Eigen(leading.to(values), vectors.to(values).contiguous())
 
 
-class Part(NamedTuple):
+class KroneckerBlock(NamedTuple):
     """Columns whose block of C is A ⊗ G for every group: a layer, or all columns of no layer, where C is diagonal."""
 
     layer: Layer | Columns
@@ -159,9 +159,9 @@ class Part(NamedTuple):
         self.layer.write(out, self.A.rows(self.G.rows(coordinates.mT).mT))
 
 
-def decomposed(sums: Sums, known: Mapping[Layer, Eigen] | None = None) -> list[Part]:
+def decomposed(sums: Sums, known: Mapping[Layer, Eigen] | None = None) -> list[KroneckerBlock]:
     """The parts of C, the mean over the samples. `known`: spectra of input factors to use in place of the sums' own."""
-    samples, layers, parts = sums.arrays[SAMPLES], sums.layers(), list[Part]()
+    samples, layers, parts = sums.arrays[SAMPLES], sums.layers(), list[KroneckerBlock]()
     one = sums.arrays[GRADIENT].new_ones(1, 1)
     for shaped in layers:
         groups, _, m = shaped.shape
@@ -176,11 +176,11 @@ def decomposed(sums: Sums, known: Mapping[Layer, Eigen] | None = None) -> list[P
         G = Eigen(one.expand(groups, 1), None) if shaped.outputs is None else eigen(shaped.outputs, samples)
         if shaped.shared:  # A and G both have the trace of C's block
             G = Eigen(G.values / G.trace.clamp(min=torch.finfo(G.values.dtype).tiny), G.vectors)
-        parts.append(Part(shaped.layer, A, G, single))
+        parts.append(KroneckerBlock(shaped.layer, A, G, single))
     rest = uncovered(tuple(shaped.layer for shaped in layers), sums.arrays[GRADIENT].numel(), samples.device)
     if len(rest):
         squares = eigen(Factor(sums.arrays[REST].unsqueeze(0), DIAGONAL), samples)
-        parts.append(Part(Columns(rest), squares, Eigen(one, None), True))
+        parts.append(KroneckerBlock(Columns(rest), squares, Eigen(one, None), True))
     return parts
 
 
@@ -202,7 +202,7 @@ class Flow:
         other._begin(gradient)
         return other
 
-    def _phis(self, time: float | None, mu: float, delta: float) -> Iterator[tuple[Part, Tensor]]:
+    def _phis(self, time: float | None, mu: float, delta: float) -> Iterator[tuple[KroneckerBlock, Tensor]]:
         """Each part with its φ."""
         for part in self._parts:
             yield part, _phi(mu * part.eigenvalues + delta, time, self._samples)
@@ -249,7 +249,7 @@ class Metric:
     """
 
     def __init__(self, sums: Sums, damping: float) -> None:
-        self._parts: list[tuple[Part, _Product, _Product]] = []
+        self._parts: list[tuple[KroneckerBlock, _Product, _Product]] = []
         for part in decomposed(sums):
             if part.single:
                 self._parts.append((part, _inverse(part.A, damping), lambda rows: rows))

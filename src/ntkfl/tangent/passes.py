@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 from ntkfl.errors import ModelError
-from ntkfl.tangent.blocks import Block, DenseBlock, FactoredBlock, Record, Tape, Tensors, Use
+from ntkfl.tangent.blocks import Block, DenseBlock, FactoredBlock, Recording, Tape, Tensors, Use
 from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.layers import LAYERS
 from ntkfl.tangent.parameters import call_with, column_slices, trainable
@@ -115,12 +115,12 @@ def trace(own: Pass, known: Mapping[str, nn.Module], recorded: Iterable[str], li
     gradient is one that is used outside these layers. With `live`, parameters and x stay part of the caller's graph.
     """
     leaves = own.values if live else {name: value.detach().requires_grad_() for name, value in own.values.items()}
-    record = Record({id(leaf): name for name, leaf in leaves.items()}, live)
-    with substituted(known, {name: Tape(name, record) for name in recorded}), torch.enable_grad():
+    recording = Recording({id(leaf): name for name, leaf in leaves.items()}, live)
+    with substituted(known, {name: Tape(name, recording) for name in recorded}), torch.enable_grad():
         f = call_with(own.model, leaves, own.x)
     if not f.requires_grad:
         raise ModelError("the model's output depends on none of its trainable parameters")
-    return Trace(record.uses, leaves, f)
+    return Trace(recording.uses, leaves, f)
 
 
 @contextmanager
