@@ -60,7 +60,7 @@ def test_it_is_the_dense_damped_inverse(name: str) -> None:
     gradient = torch.randn(d, dtype=torch.float64)
     found, checked = Metric(sums, DAMPING)(gradient), 0
     for shaped in sums.layers():
-        if shaped.groups == 1:
+        if shaped.shape[0] == 1:
             ours = shaped.layer.matrices(found, 1, shaped.shape[1])[0]
             expected = by_kronecker(shaped, gradient, sums.arrays[SAMPLES])
             assert torch.allclose(ours, expected, rtol=1e-7, atol=1e-9 * float(expected.abs().max()))

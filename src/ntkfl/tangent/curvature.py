@@ -178,8 +178,7 @@ class _Totals:
                 self.add(inputs + DIAGONAL, counts.to(block.g.dtype))
             else:
                 self.add_gram(inputs, with_ones(block.seen(), block).transpose(1, 2).flatten(0, 1))
-        back = block.g.reshape(-1, block.groups, block.g.shape[2] // (block.positions * block.groups))  # b
-        self.add_gram(outputs, back, 1 / block.positions)
+        self.add_gram(outputs, block.g.reshape(-1, block.groups, block.n_out // block.groups), 1 / block.positions)  # b
 
     def finished(self) -> dict[str, Tensor]:
         """All arrays."""
@@ -210,7 +209,6 @@ def _combined(D: Tensor, generator: torch.Generator | None) -> Tensor:
 
 def _derivatives(block: FactoredBlock) -> Tensor:
     """D = Rᵀ ∂f/∂W of every sample and column, a bias as the last input: [N·c, groups, outputs, inputs]."""
-    groups, outputs = block.groups, block.g.shape[2] // block.positions
-    weight = block.weight_values()
-    D = weight.view(-1, groups, outputs // groups, weight.shape[2] // outputs)
+    weight = block.weight_values()  # [N, c, k]
+    D = weight.view(-1, block.groups, block.n_out // block.groups, weight.shape[2] // block.n_out)
     return D if block.bias is None else torch.cat([D, block.pooled(block.g).reshape(*D.shape[:3], 1)], dim=-1)
