@@ -83,7 +83,7 @@ def jacobian(
         x = x.clone() if x.is_inference() else x.detach()  # what inference mode made cannot be part of a graph
     if x.device.type == "cpu":
         _keep_freed_memory()
-    with eager(model) as model, _differentiable(model):
+    with eager(model) as model, differentiable(model):
         own = Pass(model, x, _values(model, params or {}), create_graph, contract)
         if plan is not None:
             plan.check(model)
@@ -106,7 +106,7 @@ def jacobian(
 
 def unchecked_jacobian(model: nn.Module, x: Tensor, plan: JacobianPlan, contract: Tensor | None = None) -> Jacobian:
     """`jacobian` by a plan, all rows at once, of whatever numbers come out: also those that are not finite."""
-    with _differentiable(model):
+    with differentiable(model):
         plan.check(model)
         return _in_chunks(Pass(model, x, trainable(model), contract=contract), plan, len(x))
 
@@ -118,7 +118,7 @@ def plan_jacobian(model: nn.Module, x: Tensor, form: str = "auto") -> JacobianPl
     Costs about two Jacobians of two rows.
     """
     _check_arguments(model, x)
-    with eager(model) as model, _differentiable(model):
+    with eager(model) as model, differentiable(model):
         return _make_plan(model, x.detach(), form)
 
 
@@ -140,7 +140,7 @@ def _keep_freed_memory() -> None:
 
 
 @contextmanager
-def _differentiable(model: nn.Module) -> Iterator[None]:
+def differentiable(model: nn.Module) -> Iterator[None]:
     """Eval mode, and no cuDNN where there are recurrent layers: in eval mode its cells have no backward pass. No
     autocast, whose precision is not the weights'. Embeddings that shorten their vectors as they are used get them back.
     """

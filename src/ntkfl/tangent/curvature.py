@@ -28,11 +28,11 @@ from torch import Tensor, nn
 
 from ntkfl.errors import unknown
 from ntkfl.tangent.blocks import DenseBlock, FactoredBlock, row_products
-from ntkfl.tangent.build import jacobian, numbers_at_once
+from ntkfl.tangent.build import differentiable, jacobian, numbers_at_once
 from ntkfl.tangent.layers import EmbeddingBlock, ScaleBlock
 from ntkfl.tangent.losses import AnyLoss, Loss, find_loss
-from ntkfl.tangent.parameters import evaluating, trainable
-from ntkfl.tangent.passes import JacobianPlan
+from ntkfl.tangent.parameters import eager, evaluating, trainable, unflatten
+from ntkfl.tangent.passes import JacobianPlan, substituted
 from ntkfl.tangent.sums import (
     CONSTANT,
     DIAGONAL,
@@ -106,12 +106,35 @@ def curvature_sums(
 def step_curvature(model: nn.Module, x: Tensor, Y: Tensor, change: Tensor, loss: AnyLoss, plan: JacobianPlan) -> Tensor:
     """N Δᵀ C Δ = Σ_i ‖R_iᵀ J_i Δ‖² over the rows of x, []: the curvature that a change Δ [d] of the weights meets."""
     criterion, total = find_loss(loss), change.new_zeros((), dtype=torch.float64)
-    for batch, own in _chunks(x, Y, plan.working):
-        J = jacobian(model, batch, plan=plan)
-        with evaluating(model), torch.no_grad():
-            R = criterion.hessian_root(model(batch), own)
-        total += (R.mT @ J.jvp(change).unsqueeze(2)).square().sum(dtype=torch.float64)
+    for batch, own in _chunks(x, Y, max(1, plan.working // plan.outputs)):
+        f, moved = _outputs_and_jvp(model, batch, change, plan)
+        R = criterion.hessian_root(f, own)
+        total += (R.mT @ moved.unsqueeze(2)).square().sum(dtype=torch.float64)
     return total
+
+
+def _outputs_and_jvp(model: nn.Module, x: Tensor, change: Tensor, plan: JacobianPlan) -> tuple[Tensor, Tensor]:
+    """Outputs f and J Δ, [N, d2] each. Cost: about three gradient passes, whatever d2 is.
+
+    Jᵀ u is linear in u, so that a backward pass through its backward pass gives J Δ. Where an operation has no second
+    derivative, or a wrong one, so that ⟨u, J Δ⟩ is not ⟨Jᵀ u, Δ⟩, the Jacobian is made.
+    """
+    with eager(model) as model, differentiable(model):
+        plan.check(model)
+        parameters, directions = [*trainable(model).values()], [*unflatten(model, change).values()]
+        try:
+            with substituted(plan.known, {}), torch.enable_grad():
+                f = model(x)
+                u = torch.randn(f.shape, generator=torch.Generator().manual_seed(0)).to(f).requires_grad_()
+                back = torch.autograd.grad(f, parameters, u, create_graph=True, allow_unused=True)
+                used = [(g, v) for g, v in zip(back, directions, strict=True) if g is not None]
+                moved: Tensor = torch.autograd.grad([g for g, _ in used], u, [v for _, v in used])[0]
+            off = (u * moved).sum() - torch.stack([(g * v).sum() for g, v in used]).sum()
+            if bool(off.abs() <= 1e-4 * u.norm() * moved.norm()):
+                return f.detach(), moved
+        except RuntimeError:
+            pass
+        return model(x), jacobian(model, x, plan=plan).jvp(change)
 
 
 def layer_of(block: FactoredBlock) -> Layer:
