@@ -35,21 +35,16 @@ class LinearBlock(FactoredBlock):
         return weight == n_out * a.shape[2] and bias in (None, n_out)
 
     def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """δW a_t + δb at every position."""
+        """δW a_t + δb at every position: all directions in one product, as so many more outputs."""
         lead, inputs = weight.shape[:-1], self.a.flatten(0, 1)
-        matrix = weight.reshape(*lead, self.n_out, -1)
-        if lead:
-            moved = inputs @ matrix.mT
-            moved = moved if bias is None else moved + bias.unsqueeze(-2)
-        else:
-            moved = times_transposed(inputs, matrix, bias)
-        return moved.reshape(*lead, len(self.a), -1)
+        moved = times_transposed(inputs, weight.reshape(-1, inputs.shape[1]), None if bias is None else bias.flatten())
+        return moved.view(len(inputs), -1, self.n_out).transpose(0, 1).reshape(*lead, len(self.a), -1)
 
     def transpose(self, cotangent: Tensor) -> Tensor:
         """Σ_nt X_nt ⊗ a_nt."""
         lead, inputs = cotangent.shape[:-2], self.a.flatten(0, 1)
-        rows = cotangent.reshape(*lead, -1, self.n_out).mT
-        return (rows @ inputs if lead else times_transposed(rows, inputs.mT)).reshape(*lead, -1)
+        rows = cotangent.reshape(math.prod(lead), len(inputs), self.n_out).mT.flatten(0, 1)
+        return times_transposed(rows, inputs.mT).reshape(*lead, -1)
 
     def seen(self) -> Tensor:
         """a itself, in one group."""
