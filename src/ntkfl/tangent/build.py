@@ -257,18 +257,19 @@ def _by_layers(own: Pass, dense: JacobianPlan, form: str) -> tuple[JacobianPlan,
 
 def _admits_copies(own: Pass, dense: JacobianPlan, name: str) -> bool:
     """Whether the network takes a copy of this parameter for every sample, each used by its own sample alone: a plain
-    backward pass for each output then gives all samples' derivatives. Tried with two samples and with three, so that
-    no other dimension is taken for theirs.
+    backward pass for each output then gives all samples' derivatives. Tried on a random combination of the outputs,
+    with two samples and with three, so that no other dimension is taken for theirs.
     """
-    columns = column_slices(own.values)[name]
+    value, columns = own.values[name], column_slices(own.values)[name]
 
     def exact(rows: list[int]) -> bool:
-        some = own._replace(x=own.x[rows])
+        S = torch.randn(len(rows), 1, dense.outputs, generator=torch.Generator().manual_seed(1)).to(value)
+        some = own._replace(x=own.x[rows], contract=S)
         try:
-            J = Jacobian([*taped(some, replace(dense, copied=[name]))], dense.outputs, dense.total)
+            J = Jacobian([*taped(some, replace(dense, copied=[name]))], 1, dense.total)
         except Exception:  # whatever a network says to a parameter of another shape
             return False
-        return agrees_with_autograd(some._replace(values={name: own.values[name]}), lambda R: J.vjp(R)[columns])
+        return agrees_with_autograd(some._replace(values={name: value}), lambda R: J.vjp(R)[columns])
 
     return exact([0, 1]) and exact([0, 1, 0])
 
