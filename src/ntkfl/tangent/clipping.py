@@ -69,11 +69,12 @@ def clipped_gradient(
     """
     if strange := whitening.keys() - _can_be_whitened(plan):
         raise MessageError(f"whitening of columns {next(iter(strange)).name}, where this network has no such layer")
-    criterion, total = find_loss(loss), torch.zeros(plan.total, dtype=torch.float64, device=Y.device)
+    criterion, plan = find_loss(loss), plan.factored()
+    total = torch.zeros(plan.total, dtype=torch.float64, device=Y.device)
     for start, inputs in _chunks(x, plan, alone):
         with evaluating(model), torch.no_grad():
             r = criterion.residual(model(inputs), _filled(Y[start : start + len(inputs)], len(inputs)))
-        J = unchecked_jacobian(model, inputs, plan.factored(), -r.unsqueeze(1))  # g_i = −J_iᵀ r_i: [n, 1, d]
+        J = unchecked_jacobian(model, inputs, plan, -r.unsqueeze(1))  # g_i = −J_iᵀ r_i: [n, 1, d]
         rows = max(1, numbers_at_once(x) // max(1, sum(_formed(block) for block in J.blocks)))
         for at in range(0, len(J), rows):
             blocks = [own for block in J[at : at + rows].blocks for own in _measurable(block, whitening)]
@@ -114,14 +115,15 @@ def input_moments(
     `largest` inputs; inputs have mean square 1 beside the 1 of a bias.
     """
     found: dict[Layer, Tensor] = {}
+    plan, unmoved = plan.factored(), plan.constant()
     nothing = flatten(model).new_zeros(1, 1, plan.outputs)  # nothing but inputs is needed
     for start, inputs in _chunks(x, plan, alone):
-        J = unchecked_jacobian(model, inputs, plan.factored(), nothing.expand(len(inputs), -1, -1))
+        J = unchecked_jacobian(model, inputs, plan, nothing.expand(len(inputs), -1, -1))
         for block in J[: len(x) - start].blocks:
             if not isinstance(block, LinearBlock | ConvolutionBlock) or block.weight is None or block.groups > 1:
                 continue
             seen = block.seen()
-            if block.weight.start not in plan.constant() or seen.shape[3] + (block.bias is not None) > largest:
+            if block.weight.start not in unmoved or seen.shape[3] + (block.bias is not None) > largest:
                 continue
             size = seen.flatten(1).square().mean(1).sqrt().clamp_min(_TINY).view(-1, 1, 1, 1)
             a = with_ones(seen / size, block)

@@ -83,13 +83,13 @@ def curvature_sums(
         raise unknown("fisher", fisher, FISHERS)
     criterion, sums = find_loss(loss), _Totals(largest, fisher == "mc", generator)
     squares, layers = Y.new_zeros(plan.total), list[Layer]()
-    unmoved = plan.constant()
+    plan, unmoved = plan.factored(), plan.constant()
     columns = 1 if fisher == "mc" else plan.outputs
     for batch, own in _chunks(x, Y, max(1, plan.working * columns // plan.outputs)):
         f, gradient = _outputs_and_gradient(model, batch, own, criterion)
         sums.add(GRADIENT, gradient)
         R = criterion.hessian_root(f, own) if fisher == "exact" else criterion.drawn_root(f, own, generator)
-        J = jacobian(model, batch, plan=plan.factored(), contract=R.mT)  # Rᵀ J: [n, c, d]
+        J = jacobian(model, batch, plan=plan, contract=R.mT)  # Rᵀ J: [n, c, d]
         layers = []
         for block in J.blocks:
             if isinstance(block, FactoredBlock):
