@@ -152,6 +152,10 @@ def test_loose_parameters_however_many_samples_there_are(T: int, chunk: int | No
     plan = plan_jacobian(model, torch.randn(2, T, 4, dtype=torch.float64))
     assert {"first", "mixed", *(["added"] if T > 1 else [])} <= {*plan.copied}  # [1, 4] could be a row of samples
     assert "scale" in plan.left
+    layouts = set()
     for N in (1, 2, 3, 4, 5, 8):
         x = torch.randn(N, T, 4, dtype=torch.float64)
-        assert (ntkfl.jacobian(model, x, plan=plan, chunk=chunk).dense() - autograd(model, x)).abs().max() < EXACT
+        J = ntkfl.jacobian(model, x, plan=plan, chunk=chunk)
+        assert (J.dense() - autograd(model, x)).abs().max() < EXACT
+        layouts.add(J.layout)
+    assert len(layouts) == 1

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -158,7 +159,7 @@ def piece(own: Pass, plan: JacobianPlan) -> Jacobian:
     """The Jacobian [N, d2, d] of a few rows by the plan, or S J [N, c, d].
 
     Its tensors may be views in any order: make them contiguous, or copy them to their place. Dense parts become one
-    block, so that one matrix product is for all of them.
+    block, in the order of their columns whichever way they were made, so that one matrix product is for all of them.
     """
     try:
         found = list(taped(own, plan)) if plan.parts or plan.copied else []
@@ -166,15 +167,19 @@ def piece(own: Pass, plan: JacobianPlan) -> Jacobian:
         if not plan.copied:
             raise
         # With more samples than the plan was proved on, `position[:T]` takes samples where it means positions.
-        return piece(own, replace(plan, copied=[], left=[*plan.copied, *plan.left]))
+        both = [name for name in plan.parameters if name in (*plan.copied, *plan.left)]
+        return piece(own, replace(plan, copied=[], left=both))
     blocks: list[Block] = [block for block in found if not isinstance(block, DenseBlock)]
     dense = [block for block in found if isinstance(block, DenseBlock)]
     if plan.left:
         with substituted(plan.known, {}):
             dense.append(dense_block(own, plan.left))
-    if dense:
-        columns = tuple(s for block in dense for s in block.columns)
-        blocks.append(DenseBlock(torch.cat([b.values for b in dense], -1) if dense[1:] else dense[0].values, columns))
+    if len(dense) > 1:
+        split = (torch.split(block.values, [s.stop - s.start for s in block.columns], -1) for block in dense)
+        pieces = zip((s for block in dense for s in block.columns), chain(*split), strict=True)
+        columns, values = zip(*sorted(pieces, key=lambda piece: piece[0].start), strict=True)
+        dense = [DenseBlock(torch.cat(values, dim=-1), columns)]
+    blocks += dense
     return Jacobian(blocks, plan.outputs if own.contract is None else own.contract.shape[1], plan.total)
 
 
