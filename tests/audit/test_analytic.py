@@ -16,8 +16,8 @@ from ntkfl.audit.rows import attack, rows_of
 from ntkfl.audit.study import study
 from ntkfl.privacy.projection import RunSecret, make_projection
 from ntkfl.privacy.sparsify import sparsify
-from ntkfl.tangent.dense import DenseBlock
-from ntkfl.tangent.jacobian import BlockJacobian
+from ntkfl.tangent.blocks import DenseBlock
+from ntkfl.tangent.jacobian import Jacobian
 from tests.audit.fixtures import config
 
 
@@ -73,7 +73,7 @@ def test_without_any_bias_a_row_is_read_by_the_public_weights() -> None:
     x, model = _inputs(), _model(30, 20, 5)
     J = ntkfl.jacobian(model, x).dense()
     J[:, :, linear_layers(model)[0].bias] = 0  # as if none had been among the largest
-    found = invert(model, BlockJacobian([DenseBlock(J, (slice(0, J.shape[2]),))], 5, J.shape[2]))
+    found = invert(model, Jacobian([DenseBlock(J, (slice(0, J.shape[2]),))], 5, J.shape[2]))
     assert found is not None
     assert float(relative_error(x, found.x).max()) < 1e-5
 

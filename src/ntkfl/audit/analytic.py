@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.privacy.projection import Projection
-from ntkfl.tangent.factored import FactoredBlock
-from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
+from ntkfl.tangent.blocks import FactoredBlock
+from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.parameters import column_slices, trainable
 
 Prior = tuple[Tensor, Tensor]  # mean [d1] and covariance [d1, d1], float64
@@ -94,12 +94,12 @@ def invert(model: nn.Module, J: Jacobian, prior: Prior | None = None) -> Recover
     of rank one; its factored upload holds the picture itself.) `prior` is of public inputs, where inputs are not
     projected.
     """
-    first = J.blocks[0] if isinstance(J, BlockJacobian) else None
+    first = J.blocks[0]
     if isinstance(first, FactoredBlock) and first.weight and first.weight.start == 0 and first.a.is_floating_point():
         x = first.a[:, 0] if first.a.shape[1] == 1 else first.a
         return Recovery.whole(x.flatten(1))
     layers = linear_layers(model)
-    if first is None or not layers:
+    if not layers:
         return None
     parts = [_from_entries(layers, J[i : i + _AT_ONCE].dense(), prior) for i in range(0, len(J), _AT_ONCE)]
     return Recovery(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))

@@ -35,7 +35,7 @@ from ntkfl.methods.sums.curvature_reply import CHANGE, FactorSums
 from ntkfl.methods.task import ClientRound, State, Task, check_finite, flat_statistics
 from ntkfl.tangent import Sums, curvature_sums
 from ntkfl.tangent.curvature import LARGEST
-from ntkfl.tangent.metric import Metric
+from ntkfl.tangent.flow import Metric
 from ntkfl.tangent.sums import GRADIENT
 from ntkfl.wire.message import Message
 
@@ -126,7 +126,7 @@ class KfacFedAvg(Method):
             return self.packed(Factors, task, arrays)
         own = {n.removeprefix(_METRIC): question.take(n, None, w) for n in question.arrays if n.startswith(_METRIC)}
         whole = {SAMPLES: w.new_ones(()), GRADIENT: w.new_zeros(()).expand_as(w)}  # checks the factors against w
-        metric = Metric(Sums(own | whole), self.damping, w.numel())
+        metric = Metric(Sums(own | whole), self.damping)
 
         def step(gradient: Tensor, v: Tensor) -> Tensor:
             direction = metric(gradient)
