@@ -14,7 +14,7 @@ from ntkfl.compare.captions import caption, options
 from ntkfl.compare.results import Reached, bytes_text, columns, differences, reached_text, spread, summarise
 from ntkfl.compare.spec import ALONE, Comparison
 from ntkfl.compare.trials import Cell
-from ntkfl.data.federated import generator
+from ntkfl.data.dataset import generator
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.federation.run_folder import RunFolder

@@ -51,7 +51,7 @@ def same(a: Any, b: Any) -> bool:
 
 def test_a_table_with_clients_and_a_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = from_file(table(tmp_path / "rows.csv"))
-    assert repr(dataset).endswith("4 training and 2 test rows [2], 3 classes)")
+    assert repr(dataset).endswith("4 training and 2 test samples, inputs [2], 3 classes)")
     assert same(dataset.partition(ByClient()), by_hand())
     assert dataset.partition(ByClient()).describe()["partition"] == {"kind": "client"}
     assert dataset.partition(IID(clients=4)).sizes == [1] * 4

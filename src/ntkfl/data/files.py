@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from ntkfl.data.dataset import Dataset
-from ntkfl.data.own import from_clients, pooled
+from ntkfl.data.own import from_clients
 from ntkfl.data.published import read_npz
 from ntkfl.errors import DataError
 from ntkfl.extras import missing
@@ -88,12 +88,12 @@ def from_file(
         y = y.astype(np.int64)
     fed = from_clients([(x[~test], y[~test])], test=(x[test], y[test]), name=path.name, class_names=names)
     rows = replace(
-        pooled(fed),
+        fed.pooled(),
         name=str(path),
         writers=None,
         feature_names=features,
         classes_declared=classes is not None or y.dtype.kind == "f",
-        about=about,
+        description=about,
     )
     if clients is None:
         return rows

@@ -11,7 +11,7 @@ from pathlib import Path
 from ntkfl.data.catalog import NAMES, load
 from ntkfl.data.dataset import Dataset
 from ntkfl.data.files import from_file, is_data_file
-from ntkfl.data.own import PICTURES, from_folders, pictures, pooled, read_picture
+from ntkfl.data.own import PICTURES, from_folders, pictures, read_picture
 from ntkfl.errors import DataError, unknown
 
 FORMS = ("FILE.csv", "FILE.npz", "FOLDER", "package.module:function")  # for errors
@@ -35,7 +35,7 @@ def open_dataset(name: str, classes: Sequence[str] | None = None, **columns: str
     first = next((p for p in sorted(Path(name).glob("*/*/*")) if p.suffix.lower() in PICTURES), None)
     if first is None:
         raise DataError(f"{name} holds no pictures as CLIENT/CLASS/FILE, beside test/CLASS/FILE")
-    return replace(pooled(from_folders(name, pictures(read_picture(first).shape), classes=classes)), name=name)
+    return replace(from_folders(name, pictures(read_picture(first).shape), classes=classes).pooled(), name=name)
 
 
 def own_digest(name: str) -> str:

@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from torch import Tensor, nn
 
 from ntkfl.crypto.context import bind
-from ntkfl.data.own import Array, Pair, TorchData, checked_pair, read_torch
+from ntkfl.data.own import Array, Pair, TorchData, read_source
 from ntkfl.errors import ConfigError, DataError, ModelError, Refused
 from ntkfl.federation.client import Client, Memory, SeededRandomness, seeded_torch, split_frozen
 from ntkfl.federation.policy import Agreed, Site, Terms, noisy
@@ -63,7 +63,7 @@ def reply(
     site = Site.of(context.node_config, context.node_id, policy, context.state.setdefault(_SITE, ConfigRecord()))
     if msg.content.config_records.get(NOTES, ConfigRecord()).get("ask") == "shape":  # before there are terms
         with _errors_stay_here(site):
-            x, y = _read(data, batch)
+            x, y = read_source("this client's data", data, None, batch)
         shape: Notes = {"inputs": list(x.shape[1:]), "tokens": not x.is_floating_point(), "real": y.is_floating_point()}
         return Message(content(shape), reply_to=msg)
     question, terms = payload_of(msg), Terms.parse(note(msg, "terms", str))
@@ -88,7 +88,7 @@ def reply(
 
         def answer() -> bytes:
             """The reply's bytes: for the server, or sealed for the shuffler."""
-            x, y = _placed(*_read(data, batch), fitted, agreed, terms, through)
+            x, y = _placed(*read_source("this client's data", data, None, batch), fitted, agreed, terms, through)
             # Where noise is real, features are not cached: a batch of samples is rounded together.
             private = noisy(privacy) and seed is None
             trained, features = (fitted, None) if private else split_frozen(fitted, privacy)
@@ -133,13 +133,6 @@ def _enter(context: Context, run: str) -> bytes:
         state = ConfigRecord({"run": run, "key": os.urandom(KEY_BYTES)})
         context.state[_STATE] = state
     return bytes(state["key"])  # type: ignore[arg-type]
-
-
-def _read(data: TorchData | tuple[Array, Array], batch: Pair | None) -> Batch:
-    """x [n, …], floating or (tokens) int64, and y: int64 [n] or float [n, d2]."""
-    pair = data if isinstance(data, tuple | list) else read_torch("this client's data", data, batch)
-    whole = str(getattr(pair[0], "dtype", "")).rpartition(".")[2] in ("int32", "int64")
-    return checked_pair("this client's data", pair, tokens=whole)
 
 
 def _placed(x: Tensor, y: Tensor, model: nn.Module, agreed: Agreed, terms: Terms, through: Any) -> Batch:
