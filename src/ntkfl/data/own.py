@@ -93,7 +93,9 @@ def read_source(
     real, whole = y.is_floating_point(), x.dtype in (torch.int32, torch.int64) if tokens is None else tokens
     if y.shape[:1] != x.shape[:1] or y.dim() > 1 + real:
         wanted = "regression targets [n] or [n, d2]" if real else "integer labels [n]"
-        several = "; several labels per sample are real targets: make floats of them" if y.dim() > 1 and not real else ""
+        several = (
+            "; several labels per sample are real targets: make floats of them" if y.dim() > 1 and not real else ""
+        )
         raise DataError(f"{who} has {len(x)} samples, so y must be {wanted}, not {list(y.shape)}{several}")
     if whole and (x.is_floating_point() or x.min() < 0):
         raise DataError(f"{who}: tokens must be whole numbers from 0 on, not {x.dtype}")
