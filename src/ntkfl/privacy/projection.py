@@ -29,7 +29,6 @@ from ntkfl.errors import ConfigError, ModelError
 
 Floats = NDArray[np.float64]
 
-SEED_BYTES = 32
 _VANISHED = 1e-10  # a column this short is all rounding
 
 
@@ -89,8 +88,6 @@ def make_projection(
 def gaussian_matrix(secret: RunSecret, inputs: int, outputs: int) -> NDArray[np.float32]:
     """P, row by row from SHAKE-256 of the bound seed, 8 bytes an entry. float32 [d1, d1']."""
     seed = secret.seed.reveal()
-    if len(seed) != SEED_BYTES:
-        raise ConfigError(f"a projection's seed has {SEED_BYTES} bytes")
     bound = bind("ntkfl projection v1", secret.federation, secret.run, seed, inputs, outputs)
     stream = hashlib.shake_256(bound).digest(8 * inputs * outputs)
     return gaussians(stream).reshape(inputs, outputs)

@@ -115,10 +115,8 @@ class Message:
         if len(payload) < _HEADER.size + _CRC.size:
             raise MessageError(f"a message of {len(payload)} bytes is shorter than any message")
         magic, version, kind, round, count = _HEADER.unpack_from(payload)
-        if magic != MAGIC:
-            raise MessageError("not a message: it does not begin with the mark of one")
-        if version != VERSION:
-            raise MessageError(f"message version {version}; this side speaks version {VERSION}")
+        if (magic, version) != (MAGIC, VERSION):
+            raise MessageError(f"not a message of version {VERSION}: is ntkfl the same at both ends?")
         if kind >= len(KINDS):
             raise MessageError(f"message kind {kind} is unknown")
         if count > _most_arrays(len(payload)):
