@@ -21,8 +21,9 @@ from ntkfl.data.own import Array, Pair, TorchData, read_source
 from ntkfl.errors import ConfigError, DataError, ModelError, Refused
 from ntkfl.federation.client import Client, Memory, SeededRandomness, seeded_torch, split_frozen
 from ntkfl.federation.policy import Agreed, Site, Terms, noisy
-from ntkfl.flower.messages import NOTES, Notes, content, digest, needs_shuffler, note, outputs_of, payload_of
+from ntkfl.flower.messages import NOTES, Notes, content, digest, needs_shuffler, note, payload_of
 from ntkfl.methods import State, Task
+from ntkfl.models.backbone import outputs_of
 from ntkfl.privacy.randomness import KEY_BYTES, Randomness
 from ntkfl.tangent.parameters import eager, flatten, full_precision
 from ntkfl.wire import Message as WireMessage

@@ -26,10 +26,11 @@ from ntkfl.federation.policy import Terms
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.server import ADVICE, Server, remarks
 from ntkfl.federation.transport import Traffic, Transport
-from ntkfl.flower.messages import content, digest, needs_shuffler, note, outputs_of
+from ntkfl.flower.messages import content, digest, needs_shuffler, note
 from ntkfl.flower.transport import FlowerTransport, fail, why
 from ntkfl.methods import Method, Robust, Task
 from ntkfl.methods.base import fitted, settle
+from ntkfl.models.backbone import outputs_of
 from ntkfl.privacy.settings import Privacy
 from ntkfl.tangent.parameters import eager, flatten, full_precision
 from ntkfl.version import __version__

@@ -112,7 +112,6 @@ def budget(epsilon: float, delta: float, parts: tuple[Release, ...] = ((1.0, 1),
     if not (epsilon > 0 and 0 < delta < 1):
         raise ConfigError(f"privacy is ε above 0 and δ between 0 and 1, got {epsilon} and {delta}")
 
-
     def worth(rho: float) -> float:
         return spent([(rho * part, times) for part, times in parts], delta, rate)
 
