@@ -81,7 +81,7 @@ def run(
 ) -> Result:
     given = {"robust": None, "checkpoint": checkpoint, "fraction_evaluate": 0.0} | how
     strategy = Strategy(method, make(), **given)
-    return strategy.start(grid, ArrayRecord(make().state_dict()), rounds, timeout=2, **(start or {}))
+    return strategy.start(grid, ArrayRecord(make().state_dict()), rounds, **{"timeout": 2, **(start or {})})
 
 
 def in_process(

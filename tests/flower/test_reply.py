@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import sys
 from collections.abc import Callable
@@ -30,9 +29,6 @@ from tests.flower.cases import (
     train,
     weights,
 )
-from tests.flower.test_strategy import said
-
-__all__ = ["said"]
 
 
 class Pairs(Dataset[Any]):
@@ -158,17 +154,8 @@ def test_a_repeated_question_gets_the_same_answer_and_nobody_else_can_tell_it(
     clients = samples(shape=shape)
     loaders = [DataLoader(Pairs(data), batch_size=5, shuffle=True) for data in clients]
     grid = grid_of(make, loaders, seed=None)
-    heard: list[Message] = []
-    push = grid.push_messages
-
-    def listen(messages: Any) -> Any:
-        keys = list(push(messages))
-        heard.extend(copy.deepcopy(grid.replies[key]) for key in keys if key in grid.replies)
-        return keys
-
-    grid.push_messages = listen  # type: ignore[method-assign]
     run(grid, method, make, 2, **how)
-    first = [payload_of(m) for m in heard if m.metadata.src_node_id == 10 and "ntkfl" in m.content]
+    first = [payload_of(m) for m in grid.heard if m.metadata.src_node_id == 10 and "ntkfl" in m.content]
     asked = [m for m in grid.asked if m.metadata.dst_node_id == 10 and "ntkfl" in m.content]
     assert len(first) == len(asked) >= 2
     # The last round, whole, as a server asks it that has gone on from its checkpoint.
