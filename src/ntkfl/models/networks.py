@@ -55,11 +55,10 @@ def cnn(inputs: Sequence[int], outputs: int, channels: Sequence[int] = (16, 32),
     5×5 with stride 2 to `channels[0]`, 3×3 with stride 2 to `channels[1]`, linear to `width`, linear to the outputs.
     """
     c, height, broad = _image(inputs)
-    first, second = channels
-    for size, stride in ((5, 2), (3, 2)):
-        height, broad = (height - size) // stride + 1, (broad - size) // stride + 1
-    if min(height, broad) < 1:
+    if min(height, broad) < 9:
         raise ConfigError(f"inputs of shape {list(inputs)} are too small for this network: at least 9 × 9 are needed")
+    first, second = channels
+    height, broad = ((side - 5) // 4 for side in (height, broad))  # behind both convolutions
     model = nn.Sequential(
         nn.Conv2d(c, first, 5, stride=2),
         nn.ReLU(),

@@ -77,8 +77,8 @@ class Randomness:
 
     def words(self, purpose: Purpose, count: int, part: int = 0) -> Words:
         """The first `count` 64-bit words of a stream, uint64 [count]; other parts are other streams."""
-        sizes = [min(_BLOCK, count - start) for start in range(0, count, _BLOCK)]
-        blocks = [self._block(purpose, part, i, size) for i, size in enumerate(sizes)]
+        starts = enumerate(range(0, count, _BLOCK))
+        blocks = [self._block(purpose, part, i, min(_BLOCK, count - start)) for i, start in starts]
         return np.frombuffer(b"".join(blocks), dtype="<u8").astype(np.uint64)
 
     def uniforms(self, purpose: Purpose, count: int) -> Floats:
