@@ -47,8 +47,7 @@ class BatchKey(NamedTuple):
     @property
     def number(self) -> int:
         """The key as one number of 40 bits, in the same order."""
-        round, exchange = self.check()
-        return round << 8 | exchange
+        return self.round << 8 | self.exchange
 
 
 class Announced(NamedTuple):

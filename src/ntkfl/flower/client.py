@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 import os
 import random
@@ -147,8 +146,7 @@ def _placed(x: Tensor, y: Tensor, model: nn.Module, agreed: Agreed, terms: Terms
     if not y.is_floating_point() and not 0 <= int(y.min()) <= int(y.max()) < terms.outputs:
         raise DataError(f"labels {int(y.min())} to {int(y.max())}; the run's terms say {terms.outputs} classes")
     like = flatten(model)
-    x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
-    y = y.to(like.device, like.dtype if y.is_floating_point() else y.dtype)
+    x, y = (t.to(like.device, like.dtype if t.is_floating_point() else t.dtype) for t in (x, y))
     if agreed.privacy.projected_dim is not None:
         projection = agreed.privacy.make_projection(through.run_secret(), terms.inputs)
         assert projection is not None
@@ -162,17 +160,13 @@ class _KeyedRandomness:
     """From this client's secret key of the run: nobody else can know it, and a question that comes again finds it."""
 
     def __init__(self, key: bytes, number: int) -> None:
-        self.key, self.number = key, number
-
-    def _of(self, what: str, round: int) -> bytes:
-        """32 bytes for one purpose and round, unrelated to all others."""
-        return hashlib.sha256(bind("ntkfl flower v1", what, self.key, self.number, round)).digest()
+        self.key, self.number = Randomness(key), number
 
     def subsampling(self, round: int) -> random.Random:
-        return random.Random(self._of("subsample", round))  # 256 bits; which samples were drawn never shows
+        return random.Random(self.of_round(round).words("samples", 4).tobytes())  # which were drawn never shows
 
     def of_round(self, round: int) -> Randomness:
-        return Randomness(self._of("round", round))
+        return self.key.for_question(bind("ntkfl flower v2", self.number, round))
 
 
 class ContextMemory(Memory):
