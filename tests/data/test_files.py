@@ -13,7 +13,7 @@ import torch
 
 import ntkfl
 from ntkfl.data import IID, ByClient, Dirichlet, from_clients, from_file
-from ntkfl.data.sources import open_dataset
+from ntkfl.data.files import open_dataset
 from ntkfl.errors import ConfigError, DataError, RunFolderError
 from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.federation.simulation import execute

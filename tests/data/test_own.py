@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import ntkfl
 from ntkfl.cli import app
 from ntkfl.data import IID, Federated, Shards, from_clients, from_datasets, from_folders, pictures
-from ntkfl.data.sources import open_dataset, own_digest
+from ntkfl.data.files import open_dataset, own_digest
 from ntkfl.errors import ConfigError, DataError, ModelError
 from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.methods import METHODS, FedAvg

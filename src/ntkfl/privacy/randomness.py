@@ -27,9 +27,7 @@ from numpy.typing import NDArray
 from ntkfl.crypto.context import Secret, bind
 from ntkfl.errors import ConfigError
 
-Purpose = Literal[
-    "noise", "batches", "quantisation", "dropout", "rounding", "lies", "moments", "labels", "samples"
-]
+Purpose = Literal["noise", "batches", "quantisation", "dropout", "rounding", "lies", "moments", "labels", "samples"]
 Words = NDArray[np.uint64]
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -121,7 +119,7 @@ def discrete_gaussians(sigma: float, count: int, randomness: Randomness, purpose
 
 
 @lru_cache(maxsize=8)
-def _tables(sigma: float) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
+def _tables(sigma: float) -> tuple[Words, Floats]:
     """Of sizes 0, 1, …: places up to and with each, cumulated, and what rounding down left of each, cumulated."""
     k = np.arange(math.ceil(_TAIL * sigma) + 1, dtype=np.float64)
     weights = np.exp(-0.5 * (k / sigma) ** 2)

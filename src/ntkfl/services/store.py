@@ -60,7 +60,7 @@ CREATE TABLE pending (digest BLOB UNIQUE, row BLOB)
 
 
 @dataclass
-class State:
+class RunState:
     """What the database says of a run, beside rows and senders: the newest batch above all. "over": given up, or
     fetched and deleted.
     """
@@ -96,7 +96,7 @@ class State:
             raise Refused("other-announcement", f"batch {tuple(announced.key)} was announced with other contents")
 
 
-_STATE = TypeAdapter(State)
+_STATE = TypeAdapter(RunState)
 
 
 class Released(NamedTuple):
@@ -241,7 +241,7 @@ class BatchStore:
 
     # -- Inside a transaction
 
-    def _permute(self, db: sqlite3.Connection, state: State, batch: Batch) -> None:
+    def _permute(self, db: sqlite3.Connection, state: RunState, batch: Batch) -> None:
         """Rows are copied inside the file in a random order; they do not pass through this process's memory."""
         logged = batch.key.number, _contents(db)
         if self._logged and self._logged[0] == logged[0] and self._logged != logged:
@@ -264,7 +264,7 @@ class BatchStore:
             _write_log(self._log, *logged)  # last: what follows is the commit
             self._logged = logged
 
-    def _end(self, db: sqlite3.Connection, state: State, batch: Batch) -> None:
+    def _end(self, db: sqlite3.Connection, state: RunState, batch: Batch) -> None:
         """Delete a batch's senders, seeds, rows and masks, whatever its stage."""
         for table in ("senders", "pending", "released"):
             db.execute(f"DROP TABLE IF EXISTS {table}")
@@ -272,7 +272,7 @@ class BatchStore:
             state.released = batch.key.number  # also where its release could not be committed
         state.stage = "over"
 
-    def _compare(self, db: sqlite3.Connection, state: State) -> None:
+    def _compare(self, db: sqlite3.Connection, state: RunState) -> None:
         """`ConfigError` where the database does not know of the newest release, or the log does not."""
         if self._log is None or (self._logged[0] if self._logged else None) == state.released:
             return
@@ -281,13 +281,13 @@ class BatchStore:
             return self._permute(db, state, batch)  # killed between the log's line and the commit
         raise ConfigError(_RESTORED)
 
-    def _save(self, state: State) -> None:
+    def _save(self, state: RunState) -> None:
         """Write the state, if anything of it changed: who only asks does not wait for the disk."""
         text = _STATE.dump_json(state).decode()
         self._db.execute("UPDATE facts SET value = ?1 WHERE name = 'state' AND value != ?1", (text,))
 
     @contextmanager
-    def _transaction(self) -> Iterator[tuple[sqlite3.Connection, State]]:
+    def _transaction(self) -> Iterator[tuple[sqlite3.Connection, RunState]]:
         """One at a time; written to the disk when the block ends, the state with it, and undone if it raises."""
         with self._lock:
             try:
@@ -399,7 +399,7 @@ def _connect(path: Path | None, run: str) -> sqlite3.Connection:
         db.execute("BEGIN IMMEDIATE")
         for statement in _SCHEMA.split(";"):
             db.execute(statement)
-        db.execute("INSERT OR IGNORE INTO facts VALUES ('state', ?)", (_STATE.dump_json(State(run)).decode(),))
+        db.execute("INSERT OR IGNORE INTO facts VALUES ('state', ?)", (_STATE.dump_json(RunState(run)).decode(),))
         db.execute("COMMIT")
     except _BROKEN as error:
         why = f"maybe another process does: {_line(error)}"
