@@ -43,6 +43,7 @@ from ntkfl.errors import ConfigError, Refused
 from ntkfl.services.announcement import Batch
 
 _GENERATOR = SystemRandom()  # the operating system's
+Database = sqlite3.Connection
 _BROKEN = (sqlite3.Error, OSError, TypeError, ValueError)  # what comes of a damaged file, or a full disk
 _LOG_LINE = re.compile(rb"([0-9a-f]{10}) ([0-9a-f]{64})\n")
 _RESTORED = (
@@ -241,7 +242,7 @@ class BatchStore:
 
     # -- Inside a transaction
 
-    def _permute(self, db: sqlite3.Connection, state: RunState, batch: Batch) -> None:
+    def _permute(self, db: Database, state: RunState, batch: Batch) -> None:
         """Rows are copied inside the file in a random order; they do not pass through this process's memory."""
         logged = batch.key.number, _contents(db)
         if self._logged and self._logged[0] == logged[0] and self._logged != logged:
@@ -264,7 +265,7 @@ class BatchStore:
             _write_log(self._log, *logged)  # last: what follows is the commit
             self._logged = logged
 
-    def _end(self, db: sqlite3.Connection, state: RunState, batch: Batch) -> None:
+    def _end(self, db: Database, state: RunState, batch: Batch) -> None:
         """Delete a batch's senders, seeds, rows and masks, whatever its stage."""
         for table in ("senders", "pending", "released"):
             db.execute(f"DROP TABLE IF EXISTS {table}")
@@ -272,7 +273,7 @@ class BatchStore:
             state.released = batch.key.number  # also where its release could not be committed
         state.stage = "over"
 
-    def _compare(self, db: sqlite3.Connection, state: RunState) -> None:
+    def _compare(self, db: Database, state: RunState) -> None:
         """`ConfigError` where the database does not know of the newest release, or the log does not."""
         if self._log is None or (self._logged[0] if self._logged else None) == state.released:
             return
@@ -287,7 +288,7 @@ class BatchStore:
         self._db.execute("UPDATE facts SET value = ?1 WHERE name = 'state' AND value != ?1", (text,))
 
     @contextmanager
-    def _transaction(self) -> Iterator[tuple[sqlite3.Connection, RunState]]:
+    def _transaction(self) -> Iterator[tuple[Database, RunState]]:
         """One at a time; written to the disk when the block ends, the state with it, and undone if it raises."""
         with self._lock:
             try:
@@ -307,23 +308,23 @@ class BatchStore:
 # -- Values in the database
 
 
-def _fact(db: sqlite3.Connection, name: str) -> Any:
+def _fact(db: Database, name: str) -> Any:
     """The run's `state`, as JSON, or its `salt`."""
     return db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()[0]
 
 
-def _sent(db: sqlite3.Connection) -> int:
+def _sent(db: Database) -> int:
     """How many clients have sent to the open batch."""
     return int(db.execute("SELECT COUNT(*) FROM senders").fetchone()[0])
 
 
-def _contents(db: sqlite3.Connection) -> str:
+def _contents(db: Database) -> str:
     """SHA-256 (hexadecimal) of all rows that were sent, in whatever order: what the log keeps of a release."""
     digests = b"".join(digest for (digest,) in db.execute("SELECT digest FROM pending ORDER BY digest"))
     return hashlib.sha256(digests).hexdigest()
 
 
-def _sum_masks(db: sqlite3.Connection, announced: Announced, numbers: int) -> bytes:
+def _sum_masks(db: Database, announced: Announced, numbers: int) -> bytes:
     """The sum of the masks of all clients that have sent. A seed that is lost raises."""
     seeds = [seed for (seed,) in db.execute("SELECT seed FROM senders")]
     from ntkfl.crypto.masking import pack_words, sum_masks  # numpy comes with it, which rows do without
@@ -337,14 +338,14 @@ def _sum_masks(db: sqlite3.Connection, announced: Announced, numbers: int) -> by
 #    first exchange are kept as keyed hashes of their names until the next round begins.
 
 
-def _answers(db: sqlite3.Connection) -> set[bytes]:
+def _answers(db: Database) -> set[bytes]:
     """Hashes of the clients that answered the round's first exchange; none before it was released."""
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'answered'").fetchone():
         return set()
     return {tag for (tag,) in db.execute("SELECT tag FROM answered")}
 
 
-def _tag(db: sqlite3.Connection, name: str) -> bytes:
+def _tag(db: Database, name: str) -> bytes:
     """A keyed hash of a client's name, 16 bytes: the same all through a run, and of no use in another file."""
     return hashlib.blake2b(name.encode(), key=_fact(db, "salt"), digest_size=16).digest()
 
@@ -380,7 +381,7 @@ def _write_log(path: Path, number: int, contents: str) -> None:
         os.close(folder)
 
 
-def _connect(path: Path | None, run: str) -> sqlite3.Connection:
+def _connect(path: Path | None, run: str) -> Database:
     """The database, readable by its owner alone, in which nothing stays of what is deleted."""
     try:
         if path is not None:
