@@ -31,9 +31,6 @@ class TableRows:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 
-    def __repr__(self) -> str:
-        return f"TableRows(x {list(self.x.shape)}, y {list(self.y.shape)})"
-
     def __len__(self) -> int:
         return len(self.y)
 

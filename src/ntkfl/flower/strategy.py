@@ -195,8 +195,14 @@ class Strategy(FedAvg):
         outputs = outputs_of(self.model, x)
         method = fitted(self.method, self.model, outputs, everyone=self.fraction_train >= 1)
         trained, features = split_frozen(self.model, self.privacy, like.device)
-        smoothing, bounds = method.label_smoothing, {"privacy": self.privacy, "robust": self.robust}
-        task = Task(trained, outputs, method.loss, label_smoothing=smoothing, **bounds)  # type: ignore[arg-type]
+        task = Task(
+            trained,
+            outputs,
+            method.loss,
+            label_smoothing=method.label_smoothing,
+            privacy=self.privacy,
+            robust=self.robust,
+        )
         y = torch.zeros(1, outputs, dtype=like.dtype) if real else torch.zeros(1, dtype=torch.int64)
         task.example = x if features is None else features(x), y.to(x.device)
         terms = Terms.of(

@@ -99,9 +99,6 @@ class Randomness:
         bound = bind("ntkfl client randomness v1", self._key.reveal(), purpose, part, number)
         return hashlib.shake_256(bound).digest(8 * words)
 
-    def __repr__(self) -> str:
-        return "<randomness>"
-
 
 def discrete_gaussians(sigma: float, count: int, randomness: Randomness, purpose: Purpose = "noise") -> Integers:
     """`count` independent draws, int64 [count]; σ ≥ 1/2."""
