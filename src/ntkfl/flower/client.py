@@ -29,7 +29,7 @@ from ntkfl.wire import Message as WireMessage
 
 log = logging.getLogger("flwr")
 Batch = tuple[Tensor, Tensor]
-_STATE, _MEMORY, _SITE = "ntkfl", "ntkfl.memory", "ntkfl.site"  # records of `context.state`
+_STATE, _MEMORY, _SITE = "ntkfl", "ntkfl.memory.", "ntkfl.site"  # records of `context.state`
 
 
 def reply(
@@ -128,8 +128,8 @@ def _enter(context: Context, run: str) -> bytes:
     """This client's key for the run. Another run's memory is dropped."""
     state = context.state.config_records.get(_STATE, ConfigRecord())
     if state.get("run") != run:
-        if _MEMORY in context.state:
-            del context.state[_MEMORY]
+        for name in _memories(context).values():
+            del context.state[name]
         state = ConfigRecord({"run": run, "key": os.urandom(KEY_BYTES)})
         context.state[_STATE] = state
     return bytes(state["key"])  # type: ignore[arg-type]
@@ -175,22 +175,26 @@ class ContextMemory(Memory):
     """
 
     def __init__(self, context: Context, at: tuple[int, int]) -> None:
-        self.context, self.at = context, at
-        self.steps: dict[tuple[int, int], State] = {}
-        for key, tensor in context.state.array_records.get(_MEMORY, ArrayRecord()).to_torch_state_dict().items():
-            round, exchange, name = key.split("/", 2)
-            self.steps.setdefault((int(round), int(exchange)), {})[name] = tensor
+        self.records, self.at, self.steps = context.state, at, _memories(context)
 
     def before(self, round: int) -> State:
         """As it was before this question."""
         past = [step for step in self.steps if step < self.at]
-        return dict(self.steps[max(past)]) if past else {}
+        return dict(self.records.array_records[self.steps[max(past)]].to_torch_state_dict()) if past else {}
 
     def keep(self, round: int, memory: State) -> None:
         """What this question leaves behind; of earlier rounds the last state stays, and of this one all steps."""
         last = max((step for step in self.steps if step[0] < round), default=None)
-        steps = {s: kept for s, kept in self.steps.items() if s == last or (round, 0) <= s < self.at}
-        steps[self.at] = {name: t.detach().cpu() for name, t in memory.items()}
-        tensors = {f"{r}/{e}/{name}": t for (r, e), kept in steps.items() for name, t in kept.items()}
-        if tensors:
-            self.context.state[_MEMORY] = ArrayRecord(tensors)
+        for step, name in self.steps.items():
+            if step != last and not (round, 0) <= step < self.at:
+                del self.records[name]
+        if memory:
+            self.records[f"{_MEMORY}{round}.{self.at[1]}"] = ArrayRecord(
+                {n: t.detach().cpu() for n, t in memory.items()}
+            )
+
+
+def _memories(context: Context) -> dict[tuple[int, ...], str]:
+    """Records of what this client keeps, by the (round, exchange) that left it."""
+    names = [name for name in context.state.array_records if name.startswith(_MEMORY)]
+    return {tuple(map(int, name.removeprefix(_MEMORY).split("."))): name for name in names}
