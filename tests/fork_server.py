@@ -75,6 +75,7 @@ def _be(arguments: list[str], files: list[str], environment: dict[str, str], dir
     import torch
 
     torch.set_num_threads(1)
+    sys.dont_write_bytecode = False  # as tests/conftest.py has it
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for place, file in enumerate(files, start=1):
