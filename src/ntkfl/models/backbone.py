@@ -17,16 +17,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ntkfl.errors import ConfigError, ModelError
 from ntkfl.models.networks import mlp
 
-POOLS = ("mean", "first")
-
 
 class Backbone(nn.Module):
     """x → features [N, features]: a network's output, pooled over positions."""
 
     def __init__(self, network: nn.Module, pool: str = "mean") -> None:
         super().__init__()
-        if pool not in POOLS:
-            raise ConfigError(f"unknown pool {pool!r}: valid are {', '.join(POOLS)}")
+        if pool not in ("mean", "first"):
+            raise ConfigError(f"unknown pool {pool!r}: valid are mean, first")
         self.network, self.pool = network, pool
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,10 +81,11 @@ def head(
         backbone.set_submodule(drop, nn.Identity())
     front = Backbone(backbone, pool).eval()
     like = next(iter(backbone.parameters()), torch.empty(0))
-    if features is None and inputs is None:
-        raise ConfigError("head needs to know its inputs: give features=1280, or inputs=(3, 224, 224)")
-    count = features or outputs_of(front, like.new_zeros(1, *(inputs or ())))
-    new = mlp(count, *hidden, outputs) if hidden else nn.Linear(count, outputs)
+    if features is None:
+        if inputs is None:
+            raise ConfigError("head needs to know its inputs: give features=1280, or inputs=(3, 224, 224)")
+        features = outputs_of(front, like.new_zeros(1, *inputs))
+    new = mlp(features, *hidden, outputs) if hidden else nn.Linear(features, outputs)
     if isinstance(new, nn.Linear):
         nn.init.zeros_(new.weight)
         nn.init.zeros_(new.bias)
