@@ -8,7 +8,7 @@ fashion-mnist`). How they are dealt does not matter: all hospitals are in every 
 """
 
 import ntkfl
-from ntkfl.privacy.sum_accounting import budget, spent
+from ntkfl.privacy.sum_noise import budget, spent
 
 DELTA = 1e-5
 

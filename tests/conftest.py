@@ -22,12 +22,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # Each of these starts a dozen processes: one after the other on one worker, beside which the other workers do the rest.
-CROWDS = (
-    "tests/flower/test_simulate.py",
-    "tests/flower/test_shuffled.py",
-    "tests/deployment/test_deployment.py",
-    "tests/examples/test_examples.py",
-)
+CROWDS = ("tests/flower/test_shuffled.py", "tests/examples/test_examples.py")
 
 
 def pytest_report_header() -> str:

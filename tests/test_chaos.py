@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
@@ -140,7 +141,8 @@ def test_a_training_without_room_says_so_and_goes_on_once_there_is(calm: Callabl
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
     command = [sys.executable, "-m", "ntkfl", "train", *METHODS["scaffold"], "--out", out]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, preexec_fn=confined)
+    env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}  # of which half would stay, and fail whoever comes next
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, preexec_fn=confined, env=env)
     assert done.returncode == 2
     assert [line for line in done.stderr.splitlines() if "File too large" in line and line.startswith("ntkfl: ")]
     assert "Traceback" not in done.stderr

@@ -48,8 +48,8 @@ from ntkfl.report.page import render
 from ntkfl.report.runs import find
 from ntkfl.report.view import view
 from ntkfl.wire import Message
-from ntkfl.wire.container import pack, unpack
 from ntkfl.wire.jacobians import pack_jacobian, unpack_jacobian
+from ntkfl.wire.message import KINDS
 
 SEED = 0
 CASES = int(os.environ.get("NTKFL_FUZZ_CASES", "80"))
@@ -122,9 +122,13 @@ def crc_again(data: bytes) -> bytes:
 def message_twisted(rng: Random, data: bytes) -> bytes:
     """A message with one array dropped, renamed, reshaped, recast or with a number changed; else as it was."""
     try:
-        kind, round, arrays = unpack(data)
+        read = Message.decode(data)
     except NTKFLError:
         return data
+    arrays = dict(read.arrays)
+    if read.halves:  # as they travel, so that their exponents are changed too
+        arrays |= {name: arrays[name].half() for name in read.halves}
+        arrays["exponents"] = torch.full((len(read.halves),), 14, dtype=torch.int16)
     if not arrays:
         return data
     name = rng.choice(sorted(arrays))
@@ -149,7 +153,8 @@ def message_twisted(rng: Random, data: bytes) -> bytes:
         case _:
             arrays[name] = torch.empty(rng.choice([(0,), (0, (1 << 31) - 1), (3, 0, 1 << 20)]), dtype=array.dtype)
     try:
-        return pack(rng.choice((kind, kind, kind, 0, 3, 7)), rng.choice((round, round, 0, 2**32 - 1)), arrays)
+        kind, round = rng.choice((*[read.kind] * 3, *KINDS)), rng.choice((read.round, read.round, 0, 2**32 - 1))
+        return Message(kind, round, arrays).encode()
     except (ValueError, struct.error):
         return data
 

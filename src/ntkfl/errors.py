@@ -62,7 +62,7 @@ class Diverged(TooFew):
 
 
 class Refused(NTKFLError):
-    """What a role will not do: `reason` is one word for programs. Its HTTP status is known to `services/http` alone."""
+    """What a role will not do: `reason` is one word for programs. `services/web.py` knows the HTTP status of each."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

@@ -17,8 +17,7 @@ from ntkfl.cli import app
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import RunConfig
 from ntkfl.methods.sums import noisy_sums, private_sums
-from ntkfl.privacy.discrete_gaussian import discrete_gaussians
-from ntkfl.privacy.randomness import Integers
+from ntkfl.privacy.randomness import Integers, discrete_gaussians
 from ntkfl.tangent.clipping import clipped_gradient
 
 

@@ -173,7 +173,7 @@ MISTAKES: dict[str, list[Mistake]] = {
         Mistake("ntkfl compare own.toml", ("'name' must be letters, digits", "not 'my runs'"),
                 toml('name = "my runs"\n' + CURVE)),
         Mistake("ntkfl audit", ("the folder of a run", "--config", "--private")),
-        Mistake("ntkfl audit runs/a --round 5", ("runs/a has rounds 1 to 1, not 5",)),
+        Mistake("ntkfl audit runs/a --round 5", ("planned for 1 round", "no round 5")),
     ],
     "At the sites": [
         Mistake("ntkfl keys init new --clients 5 --per-round 6", ("cannot ask 6 clients: there are 5",)),

@@ -15,7 +15,7 @@ from ntkfl.compare.results import Reached, bytes_text, columns, differences, spr
 from ntkfl.compare.run import read_plan
 from ntkfl.compare.spec import ALONE, Comparison
 from ntkfl.compare.trials import Cell
-from ntkfl.data.federated import generator
+from ntkfl.data.dataset import generator
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.federation.run_folder import RunFolder

@@ -14,7 +14,7 @@ from torch import nn
 
 import ntkfl
 from ntkfl.data import IID, ByWriter, Dataset, Dirichlet, Federated, Moments, from_clients, load
-from ntkfl.data.federated import TableRows, generator
+from ntkfl.data.dataset import TableRows, generator
 from ntkfl.data.moments import Standardization
 from ntkfl.data.partitions import Indices, Partition
 from ntkfl.errors import DataError, NTKFLError

@@ -13,7 +13,7 @@ import torch
 
 import ntkfl
 from ntkfl.data import IID, ByClient, Dirichlet, from_clients, from_file
-from ntkfl.data.sources import open_dataset
+from ntkfl.data.files import open_dataset
 from ntkfl.errors import ConfigError, DataError, RunFolderError
 from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.federation.simulation import execute
@@ -51,7 +51,7 @@ def same(a: Any, b: Any) -> bool:
 
 def test_a_table_with_clients_and_a_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = from_file(table(tmp_path / "rows.csv"))
-    assert repr(dataset).endswith("4 training and 2 test rows [2], 3 classes)")
+    assert repr(dataset).endswith("4 training and 2 test samples, inputs [2], 3 classes)")
     assert same(dataset.partition(ByClient()), by_hand())
     assert dataset.partition(ByClient()).describe()["partition"] == {"kind": "client"}
     assert dataset.partition(IID(clients=4)).sizes == [1] * 4

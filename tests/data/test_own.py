@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import ntkfl
 from ntkfl.cli import app
 from ntkfl.data import IID, Federated, Shards, from_clients, from_datasets, from_folders, pictures
-from ntkfl.data.sources import open_dataset, own_digest
+from ntkfl.data.files import open_dataset, own_digest
 from ntkfl.errors import ConfigError, DataError, ModelError
 from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.methods import METHODS, FedAvg
@@ -106,7 +106,11 @@ def with_value(value: float) -> np.ndarray:
         ([(X, Y), (X, Y[:3])], TEST, r"client 1 has 4 samples, so y must be integer labels \[n\], not \[3\]"),
         ([(X, Y), (X, Y - 1)], TEST, r"client 1: labels must lie in 0\.\.2, not -1\.\.1"),
         ([(X, Y), (X, Y * 0.5)], TEST, "regression targets of width 1, but client 0 has .* integer labels"),
-        ([(X, Y[:, None])], TEST, "y must be integer labels"),
+        (
+            [(X, Y[:, None])],
+            TEST,
+            r"y must be integer labels \[n\].*; several labels per sample are real targets: make floats",
+        ),
         ([(X, np.ones((4, 2, 2)))], TEST, "y must be regression targets"),
         ([(X[:, 0], Y)], TEST, "client 0 has no samples"),
         ([(X * 1j, Y)], TEST, "client 0: x must hold numbers, not complex128"),

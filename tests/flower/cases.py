@@ -32,8 +32,8 @@ def samples(clients: int = CLIENTS, shape: tuple[int, ...] = (6,), classes: int 
     return found
 
 
-def federated(clients: list[tuple[Tensor, Tensor]]) -> Federated:
-    return from_clients(clients, test=clients[0])
+def federated(clients: list[tuple[Tensor, Tensor]], tokens: bool = False) -> Federated:
+    return from_clients(clients, test=clients[0], tokens=tokens)
 
 
 def perceptron() -> nn.Module:
@@ -81,15 +81,20 @@ def run(
 ) -> Result:
     given = {"robust": None, "checkpoint": checkpoint, "fraction_evaluate": 0.0} | how
     strategy = Strategy(method, make(), **given)
-    return strategy.start(grid, ArrayRecord(make().state_dict()), rounds, timeout=2, **(start or {}))
+    return strategy.start(grid, ArrayRecord(make().state_dict()), rounds, **{"timeout": 2, **(start or {})})
 
 
 def in_process(
-    method: Method, make: Callable[[], nn.Module], clients: list[tuple[Tensor, Tensor]], rounds: int = 3, **how: Any
+    method: Method,
+    make: Callable[[], nn.Module],
+    clients: list[tuple[Tensor, Tensor]],
+    rounds: int = 3,
+    *,
+    tokens: bool = False,
+    **how: Any,
 ) -> Weights:
-    return ntkfl.train(
-        make(), federated(clients), method, rounds=rounds, seed=SEED, callbacks=[], **how
-    ).model.state_dict()
+    given = {"rounds": rounds, "seed": SEED, "callbacks": []} | how
+    return ntkfl.train(make(), federated(clients, tokens), method, **given).model.state_dict()
 
 
 def weights(result: Result) -> Weights:

@@ -29,6 +29,7 @@ class LocalGrid(Grid):
             for number, node in enumerate(sorted(apps))
         }
         self.asked: list[Message] = []
+        self.heard: list[Message] = []
         self.replies: dict[str, Message] = {}
         self._ids = itertools.count()
 
@@ -43,6 +44,7 @@ class LocalGrid(Grid):
                 ids.append(key)
                 if message.metadata.dst_node_id not in self.silent:
                     self.replies[key] = self.reply(message)
+                    self.heard.append(copy.deepcopy(self.replies[key]))
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

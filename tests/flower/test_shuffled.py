@@ -4,100 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-from flwr.app import ArrayRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
-from torch import nn
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp.strategy import Result
+from torch import Tensor, nn
 
-import ntkfl
 from ntkfl.errors import ConfigError
-from ntkfl.flower import Shuffler, Strategy, reply
+from ntkfl.flower import Shuffler
 from ntkfl.flower.messages import content
 from ntkfl.methods import CPNTKFL, Method, Privacy, SumNTKFL
 from ntkfl.privacy.projection import RunSecret
+from tests.flower import cases
+from tests.flower.cases import convolution, difference, in_process, perceptron, samples, weights
 from tests.flower.grids import LocalGrid
 from tests.services.federation import Federation, federation
 
-pytest.importorskip("flwr")
 CLIENTS, ROUNDS = 3, 2
+SUMS = SumNTKFL(), Privacy(secure_sum=True)
 
 
-def net() -> nn.Module:
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+def rows(*shape: int) -> list[tuple[Tensor, Tensor]]:
+    """As many of each client as the federation's terms let it send."""
+    return [(x[:20], y[:20]) for x, y in samples(CLIENTS, shape)]
 
 
-def pairs(samples: int = 10) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    drawn = torch.Generator().manual_seed(7)
-    found = []
-    for _ in range(CLIENTS):
-        x = torch.randn(samples, 12, generator=drawn)
-        found.append((x, (x[:, :3]).argmax(1)))
-    return found
+def grid_of(made: Federation, make: Callable[[], nn.Module] = perceptron, shape: tuple[int, ...] = (6,)) -> LocalGrid:
+    ways = [Shuffler(made.folder / "clients" / f"client-{number}") for number in range(CLIENTS)]
+    apps = [cases.train(make, data, through=way) for data, way in zip(rows(*shape), ways, strict=True)]
+    return LocalGrid({10 * number: app for number, app in enumerate(apps, 1)})
 
 
-def grid_of(made: Federation, model: Callable[[], nn.Module] = net) -> LocalGrid:
-    data = pairs()
-
-    app = ClientApp()
-
-    @app.train()
-    def train(msg: Message, context: Context) -> Message:
-        number = int(context.node_config["partition-id"])
-        through = Shuffler(made.folder / "clients" / f"client-{number}")
-        return reply(msg, context, model(), data[number], seed=5, through=through)
-
-    return LocalGrid({100 + number: app for number in range(CLIENTS)})
-
-
-def weights(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+def run(
+    made: Federation,
+    grid: LocalGrid,
+    rounds: int = ROUNDS,
+    method: Method = SUMS[0],
+    privacy: Privacy = SUMS[1],
+    make: Callable[[], nn.Module] = perceptron,
+) -> Result:
+    sampling = {"min_train_nodes": CLIENTS, "min_available_nodes": CLIENTS, "start": {"timeout": 60}}
+    through: Any = Shuffler(made.folder / "aggregator")
+    return cases.run(grid, method, make, rounds, privacy=privacy, through=through, **sampling)
 
 
-def played(made: Federation, method: Method, privacy: Privacy, model: Callable[[], nn.Module] = net) -> torch.Tensor:
-    strategy = Strategy(
-        method,
-        model(),
-        privacy=privacy,
-        robust=None,
-        through=Shuffler(made.folder / "aggregator"),
-        min_train_nodes=CLIENTS,
-        min_available_nodes=CLIENTS,
-        fraction_evaluate=0.0,
-    )
-    result = strategy.start(grid_of(made, model), ArrayRecord(model().state_dict()), num_rounds=ROUNDS)
-    assert [len(m) > 0 for m in result.train_metrics_clientapp.values()] == [True] * ROUNDS
-    ended = model()
-    ended.load_state_dict(result.arrays.to_torch_state_dict())
-    return weights(ended)
-
-
-def simulated(method: Method, privacy: Privacy, model: Callable[[], nn.Module] = net) -> torch.Tensor:
-    data = ntkfl.data.from_clients(pairs(), test=pairs()[0], classes=3)
-    run = ntkfl.train(model(), data, method, privacy=privacy, rounds=ROUNDS, seed=5, callbacks=[])
-    return weights(run.model)
-
-
-def test_a_secure_sum_ends_where_the_simulation_ends(tmp_path: Path) -> None:
-    how = SumNTKFL(), Privacy(secure_sum=True)
-    with federation(tmp_path, CLIENTS) as made:
-        assert torch.allclose(played(made, *how), simulated(*how), atol=1e-6)
-
-
-def test_a_second_sum_of_the_same_clients_ends_there_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("make", "shape"), [(perceptron, (6,)), (convolution, (1, 6, 6))])
+def test_a_secure_sum_ends_where_the_simulation_ends(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], tmp_path: Path
+) -> None:
     """Factors of a convolution are rough: its step is measured in a second exchange, by the clients of the first."""
-    how = SumNTKFL(), Privacy(secure_sum=True), convolution
     with federation(tmp_path, CLIENTS) as made:
-        assert torch.allclose(played(made, *how), simulated(*how), atol=1e-6)
-
-
-def convolution() -> nn.Module:
-    torch.manual_seed(3)
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 3, 4)), nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(18, 3)
-    ).double()
+        result = run(made, grid_of(made, make, shape), make=make)
+    assert list(result.train_metrics_clientapp) == [1, 2]
+    expected = in_process(SUMS[0], make, rows(*shape), ROUNDS, privacy=SUMS[1])
+    assert difference(weights(result), expected) < 1e-6
 
 
 def test_shuffled_rows_with_a_projection_end_where_the_simulation_ends(
@@ -105,30 +66,15 @@ def test_shuffled_rows_with_a_projection_end_where_the_simulation_ends(
 ) -> None:
     """ρ is the key server's; the simulation is given the same."""
     privacy = Privacy(projected_dim=6, projection="gaussian", subsample_rate=1.0, sparsity=0.5)
-
-    def small() -> nn.Module:
-        torch.manual_seed(3)
-        return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
-
     with federation(tmp_path, CLIENTS) as made:
-        found = played(made, CPNTKFL(), privacy, small)
-        (run,) = (path.stem[4:] for path in (made.folder / "shuffler").glob("run-*.sqlite"))
-        secret = made.client("client-0").identity.run_secret(run)
-        assert secret.seed.reveal() == made.client("client-1").identity.run_secret(run).seed.reveal()
+        result = run(made, grid_of(made, perceptron, (12,)), ROUNDS, CPNTKFL(), privacy)
+        (name,) = (path.stem[4:] for path in (made.folder / "shuffler").glob("run-*.sqlite"))
+        secret = made.client("client-0").identity.run_secret(name)
+        assert secret.seed.reveal() == made.client("client-1").identity.run_secret(name).seed.reveal()
     monkeypatch.setattr(RunSecret, "simulated", lambda seed: secret)
-    assert torch.allclose(found, simulated(CPNTKFL(), privacy, small), atol=1e-9)
-
-
-def strategy_of(made: Federation, **how: object) -> Strategy:
-    through = Shuffler(made.folder / "aggregator")
-    sampling = {"min_train_nodes": CLIENTS, "min_available_nodes": CLIENTS, "fraction_evaluate": 0.0}
-    privacy = Privacy(secure_sum=True)
-    return Strategy(SumNTKFL(), net(), privacy=privacy, through=through, **(sampling | how))  # type: ignore[arg-type]
-
-
-def rounds_played(strategy: Strategy, grid: LocalGrid, rounds: int) -> list[int]:
-    result = strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=rounds, timeout=60)
-    return sorted(number for number, metrics in result.train_metrics_clientapp.items() if metrics)
+    expected = in_process(CPNTKFL(), perceptron, rows(12), ROUNDS, privacy=privacy)
+    assert list(result.train_metrics_clientapp) == [1, 2]
+    assert difference(weights(result), expected) < 1e-9
 
 
 def test_a_client_that_fails_costs_the_round_and_the_run_goes_on(
@@ -137,7 +83,7 @@ def test_a_client_that_fails_costs_the_round_and_the_run_goes_on(
     """With one client's part missing there is no sum: it would differ from the others' by that part alone."""
     with federation(tmp_path, CLIENTS) as made:
         grid = grid_of(made)
-        honest, asked = grid.apps[101], {"round": 0}
+        honest, asked = grid.apps[20], {"round": 0}
 
         def sometimes(msg: Message, context: Context) -> Message:
             """Sends nothing in round 2, and hands back a receipt that it made up."""
@@ -147,8 +93,8 @@ def test_a_client_that_fails_costs_the_round_and_the_run_goes_on(
                     return Message(content({}, bytes(64)), reply_to=msg)
             return honest(msg, context)
 
-        grid.apps[101] = sometimes  # type: ignore[assignment]
-        assert rounds_played(strategy_of(made), grid, 3) == [1, 3]
+        grid.apps[20] = sometimes  # type: ignore[assignment]
+        assert list(run(made, grid, 3).train_metrics_clientapp) == [1, 3]
         assert "a receipt that the shuffler did not sign" in caplog.text
         assert "2 clients have sent rows; release needs at least 3" in caplog.text
 
@@ -156,7 +102,7 @@ def test_a_client_that_fails_costs_the_round_and_the_run_goes_on(
 def test_a_shuffler_that_is_killed_in_a_round_is_waited_for(tmp_path: Path) -> None:
     with federation(tmp_path, CLIENTS) as made:
         grid, asked = grid_of(made), {"times": 0}
-        honest = grid.apps[101]
+        honest = grid.apps[20]
 
         def slow(msg: Message, context: Context) -> Message:
             """Between two submissions of the round the shuffler dies, and comes back at its address."""
@@ -167,8 +113,8 @@ def test_a_shuffler_that_is_killed_in_a_round_is_waited_for(tmp_path: Path) -> N
                     made.start("shuffler")
             return honest(msg, context)
 
-        grid.apps[101] = slow  # type: ignore[assignment]
-        assert rounds_played(strategy_of(made), grid, 2) == [1, 2]
+        grid.apps[20] = slow  # type: ignore[assignment]
+        assert list(run(made, grid).train_metrics_clientapp) == [1, 2]
         assert asked["times"] == 2
 
 
@@ -179,5 +125,5 @@ def test_what_is_missing_is_said_in_a_line(tmp_path: Path, caplog: pytest.LogCap
     with pytest.raises(ConfigError, match="no such file"):
         Shuffler(tmp_path)
     with federation(tmp_path, CLIENTS + 1) as made:
-        assert rounds_played(strategy_of(made), grid_of(made), 1) == []
+        assert not run(made, grid_of(made), 1).train_metrics_clientapp
         assert "asks 4 clients, and Flower sampled 3" in caplog.text

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,17 +29,6 @@ from tests.flower.cases import (
     weights,
 )
 from tests.flower.grids import LocalGrid
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
-    """Lines of Flower's log, which hands none on to the root."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("flwr").addHandler(handler)
-    yield lines
-    logging.getLogger("flwr").removeHandler(handler)
 
 
 def questions(grid: LocalGrid) -> list[list[tuple[int, int]]]:

@@ -14,7 +14,7 @@ from ntkfl.methods.base import privacy_of
 from ntkfl.methods.ntk_fl import TangentRows
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sparsify import kept
-from ntkfl.wire.topk import topk_bytes
+from ntkfl.wire.topk import topk_form
 from tests.methods.rounds import ask, receive, small_clients, small_task
 
 
@@ -59,7 +59,7 @@ def test_uplink_bytes_are_those_of_the_codec(codec: str, digits: ntkfl.data.Fede
     d = 20 * 24 + 24 + 24 * 10 + 10
     n = 10 * d
     payload = {
-        "topk": topk_bytes(n, kept(0.97, n), "8bit"),
+        "topk": sum(width * dtype.itemsize for dtype, width in topk_form(n, kept(0.97, n)).values()),
         "factored": 4 * (20 + 10 * 24 + 24 + 10 * 10),
         "dense": 4 * n,
     }[codec]

@@ -13,8 +13,7 @@ from ntkfl.methods import ClientRound, PrivateRidge, Task
 from ntkfl.methods.sums.noisy_sums import guarantees, promises, scaled_triangle, unscaled
 from ntkfl.methods.sums.private_ridge import RidgeIntegers, cleaned
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.privacy.sum_accounting import Participation, budget
-from ntkfl.privacy.sum_noise import integer_change
+from ntkfl.privacy.sum_noise import Participation, budget, integer_change
 from ntkfl.wire import Message
 from tests.methods.private import asked, assert_variance, integers, noise, others, private_task
 from tests.methods.rounds import play

@@ -25,8 +25,7 @@ from ntkfl.methods.sums.private_sums import (
 )
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
-from ntkfl.privacy.sum_accounting import Participation, budget, spent
-from ntkfl.privacy.sum_noise import COUNT, GRAINS, integer_change
+from ntkfl.privacy.sum_noise import COUNT, GRAINS, Participation, budget, integer_change, spent
 from ntkfl.wire import Message
 from tests.methods.private import asked, assert_variance, integers, noise, others, private_task
 from tests.methods.rounds import gradient, play, play_rounds, small_clients, small_task

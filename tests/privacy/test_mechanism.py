@@ -17,10 +17,8 @@ from scipy.stats import beta, chisquare, norm
 
 from ntkfl.methods import ClientRound, PrivateSums
 from ntkfl.methods.sums import noisy_sums
-from ntkfl.privacy.discrete_gaussian import discrete_gaussians
-from ntkfl.privacy.randomness import Integers, Randomness
-from ntkfl.privacy.sum_accounting import spent
-from ntkfl.privacy.sum_noise import GRAINS
+from ntkfl.privacy.randomness import Integers, Randomness, discrete_gaussians
+from ntkfl.privacy.sum_noise import GRAINS, spent
 from tests.methods.private import asked, integers, others, private_task
 from tests.methods.rounds import small_clients
 

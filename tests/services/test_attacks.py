@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from ntkfl.crypto.hpke import SigningKey
-from ntkfl.crypto.row_frames import Announced, BatchKey, open_row, pack_rows
+from ntkfl.crypto.row_frames import Announced, BatchKey, open_row
 from ntkfl.crypto.signed import AGGREGATOR, Credential
 from ntkfl.errors import NTKFLError, Refused, TrustError
 from ntkfl.federation.policy import Terms
@@ -316,16 +316,3 @@ def test_the_log_names_no_client(made: Federation) -> None:
     assert "client-" not in process.output()
     assert not any("127.0.0.1" in line for line in process.lines if not line.startswith("listening"))
     assert "released 3 rows" in process.output()
-
-
-def test_rows_of_another_batch_or_size_are_refused(made: Federation) -> None:
-    _, members, signed = asked(made)
-    announced = Announced.of(FIRST, signed)
-    with refusal("row-size"):
-        members[0].send(pack_rows(announced, [bytes(20)]))
-    with refusal("row-count"):
-        members[0].send(pack_rows(announced, [b"a" * 20] * 2))
-    with refusal("too-large"):
-        members[0].send(bytes(1 << 20))
-    with refusal("unknown-batch"):
-        members[0].send(pack_rows(Announced(BatchKey(3, 0), bytes(32)), [bytes(58)]))

@@ -15,7 +15,7 @@ from ntkfl.cli.verbs import AllowCode, Json, stoppable
 from ntkfl.errors import ConfigError, RunFolderError
 from ntkfl.federation.config import RunConfig
 from ntkfl.federation.run_folder import RunFolder
-from ntkfl.progress import ProgressBar
+from ntkfl.progress import ProgressBar, plural
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +82,7 @@ def _attacked(run: Path | None, config: Path | None, round: int, seed: int, allo
     assert source is not None
     planned = RunConfig.read(source, allow_code=allow_code or run is None)  # a user's own file may name code
     if round > planned.rounds:
-        raise ConfigError(f"the run is planned for {planned.rounds} rounds: there is no round {round}")
+        raise ConfigError(f"the run is planned for {plural(planned.rounds, 'round')}: there is no round {round}")
     if run is not None and not quiet:
         typer.echo(f"attacks round {round} of the settings in {source}, played anew, and the final model of {run}")
     with ProgressBar(round + len(ATTACKS), quiet=quiet) as bar:

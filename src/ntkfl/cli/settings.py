@@ -90,7 +90,7 @@ def private_name(name: str | None) -> str:
 
 def _clients(given: dict[str, Any], data: dict[str, Any]) -> int:
     """All clients that there will be; those of a file or of a user's function are counted."""
-    from ntkfl.data.sources import is_own
+    from ntkfl.data.files import is_own
     from ntkfl.federation.config import RunConfig, load_data
     from ntkfl.user_code import is_code
 

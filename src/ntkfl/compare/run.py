@@ -14,7 +14,7 @@ from ntkfl.compare.results import Row, summarise, write
 from ntkfl.compare.search import Chosen, Searches, search
 from ntkfl.compare.spec import ALONE, Comparison
 from ntkfl.compare.trials import Cell, Workers
-from ntkfl.data.federated import generator
+from ntkfl.data.dataset import generator
 from ntkfl.errors import ConfigError, NTKFLError, RunFolderError
 from ntkfl.federation.config import load_data
 from ntkfl.federation.run_folder import RunFolder

@@ -19,7 +19,7 @@ from typing import Self
 
 from ntkfl.atomic import write_atomically
 from ntkfl.data import Federated
-from ntkfl.data.sources import is_own, own_digest
+from ntkfl.data.files import is_own, own_digest
 from ntkfl.devices import find_device
 from ntkfl.errors import Diverged, NTKFLError, NumericalError, near, own_frames, said
 from ntkfl.federation.config import RunConfig, load_data, spelled_out

@@ -47,8 +47,7 @@ class BatchKey(NamedTuple):
     @property
     def number(self) -> int:
         """The key as one number of 40 bits, in the same order."""
-        round, exchange = self.check()
-        return round << 8 | exchange
+        return self.round << 8 | self.exchange
 
 
 class Announced(NamedTuple):
@@ -81,10 +80,8 @@ def unpack_rows(body: Buffer) -> tuple[Announced, list[Buffer]]:
     if len(body) < FRAME_BYTES:
         raise MessageError(f"a frame of {len(body)} bytes is shorter than any frame")
     magic, version, round, exchange, digest, count, size = _HEADER.unpack_from(body)
-    if magic != MAGIC:
-        raise MessageError("not a frame of rows: it does not begin with the mark of one")
-    if version != VERSION:
-        raise MessageError(f"frame version {version}; this side speaks version {VERSION}")
+    if (magic, version) != (MAGIC, VERSION):
+        raise MessageError(f"not a frame of rows of version {VERSION}: is ntkfl the same at both ends?")
     if not count or not size or len(body) != FRAME_BYTES + count * size:
         raise MessageError(f"{count} rows of {size} bytes do not make a frame of {len(body)} bytes")
     end = len(body) - _CRC.size

@@ -1,8 +1,7 @@
 """Datasets, and their partitions into clients."""
 
 from ntkfl.data.catalog import NAMES, load
-from ntkfl.data.dataset import Dataset
-from ntkfl.data.federated import Federated
+from ntkfl.data.dataset import Dataset, Federated
 from ntkfl.data.files import from_file
 from ntkfl.data.moments import Moments
 from ntkfl.data.own import from_clients, from_datasets, from_folders, pictures

@@ -17,8 +17,7 @@ import torch
 
 from ntkfl.atomic import replacing
 from ntkfl.data import published
-from ntkfl.data.dataset import Dataset
-from ntkfl.data.federated import TableRows
+from ntkfl.data.dataset import Dataset, TableRows
 from ntkfl.data.published import Arrays
 from ntkfl.errors import DataError, unknown
 from ntkfl.progress import ProgressBar
@@ -167,7 +166,7 @@ def load(name: str) -> Dataset:
         for x, y in ((images, labels), (test_images, test_labels))
     )
     of_writers = None if writers is None else torch.from_numpy(writers.astype(np.int64))
-    return Dataset(name, rows, test_rows, entry.classes, of_writers)
+    return Dataset(name=name, rows=rows, test_rows=test_rows, classes=entry.classes, writers=of_writers)
 
 
 def locate(name: str) -> Path | None:

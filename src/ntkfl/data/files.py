@@ -1,4 +1,6 @@
-"""A user's own data in one file: CSV, Parquet or .npz, of one client or of many.
+"""A dataset by its name, such as that of a user's own file or folder: the one loader behind every command.
+
+A file is CSV, Parquet or .npz, of one client or of many.
 
 A table has a column of labels; an optional one names the client of each row, and a third is "train" or "test". All
 other columns are numbers, the features. An .npz has x [N, …], y [N] and, likewise, `client` [N], `test_x` and `test_y`.
@@ -11,23 +13,27 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from os.path import isdir
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ntkfl.data.catalog import NAMES, load
 from ntkfl.data.dataset import Dataset
-from ntkfl.data.own import from_clients, pooled
+from ntkfl.data.own import PICTURES, from_clients, from_folders, pictures, read_picture
 from ntkfl.data.published import read_npz
-from ntkfl.errors import DataError
+from ntkfl.errors import DataError, unknown
 from ntkfl.extras import missing
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 SUFFIXES = (".csv", ".parquet", ".npz")
+FORMS = ("FILE.csv", "FILE.npz", "FOLDER", "package.module:function")  # for errors
+Cells: TypeAlias = NDArray[Any]
 _TEST_SHARE = 0.2  # of the rows, where a file does not say which are for testing
 _FEW = 20  # rows of which each may have a class of its own
 
@@ -37,9 +43,9 @@ class _Content(NamedTuple):
     file says so; the names of features, of a table.
     """
 
-    x: NDArray[Any]
-    labels: NDArray[Any]
-    clients: NDArray[Any] | None
+    x: Cells
+    labels: Cells
+    clients: Cells | None
     test: NDArray[np.bool_] | None
     features: tuple[str, ...] = ()
 
@@ -47,6 +53,34 @@ class _Content(NamedTuple):
 def is_data_file(name: str) -> bool:
     """Whether a dataset's name is that of a file."""
     return Path(name).suffix.lower() in SUFFIXES
+
+
+def is_own(name: str) -> bool:
+    """Whether a dataset's name is that of a user's own file or folder."""
+    return name not in NAMES and (is_data_file(name) or (bool(name) and isdir(name)))
+
+
+def open_dataset(name: str, classes: Sequence[str] | None = None, **columns: str | None) -> Dataset:
+    """Rows to be dealt by a partition: of a dataset with a name, of a CSV, Parquet or .npz file with these `columns`
+    (and `targets`, see `from_file`), or of a folder of pictures, CLIENT/CLASS/FILE beside test/CLASS/FILE.
+    """
+    if name in NAMES:
+        return load(name)
+    if is_data_file(name):
+        return from_file(name, classes=classes, **columns)
+    if not is_own(name):
+        raise unknown("dataset", name, (*NAMES, *FORMS))
+    first = next((p for p in sorted(Path(name).glob("*/*/*")) if p.suffix.lower() in PICTURES), None)
+    if first is None:
+        raise DataError(f"{name} holds no pictures as CLIENT/CLASS/FILE, beside test/CLASS/FILE")
+    return replace(from_folders(name, pictures(read_picture(first).shape), classes=classes).pooled(), name=name)
+
+
+def own_digest(name: str) -> str:
+    """A sha256 (hex) that changes with the names, sizes and times of a folder's files, or of the one file."""
+    files = sorted(path for path in Path(name).rglob("*") if path.is_file()) or [Path(name)]
+    found = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
 def from_file(
@@ -63,10 +97,11 @@ def from_file(
     `label`, `client` and `split` name its columns; by default they are called so (labels of an .npz: y). `classes` are
     the labels that there may be, in the order of their numbers. Without them, labels that are text are numbered by
     name, and whole numbers are classes up to the largest: that tells which labels occur, so that differential privacy
-    asks for `classes`. Where the file
-    does not say which rows are for testing, about a fifth of them is, by a hash of each row. `targets` says
-    what numbers are, "real" or "classes"; by default whole ones are classes. "numbers" means "real" unless classes
-    have names; "unknown" refuses whole numbers.
+    asks for `classes`. Where the file does not say which rows are for testing, about a fifth of them is, by a hash of
+    each row.
+
+    `targets` says what numbers are, "real" or "classes"; by default whole ones are classes. "numbers" means "real"
+    unless classes have names; "unknown" refuses whole numbers.
     """
     path = Path(path)
     read = _read_npz if path.suffix.lower() == ".npz" else _read_table
@@ -76,24 +111,23 @@ def from_file(
     if test.all() or not test.any():
         raise DataError(f"{path}: all rows are for {'testing' if test.all() else 'training'}, none for the other")
     y, names = _numbered(path, raw, classes)
+    real = targets == "real" or (targets == "numbers" and not names)
     if targets == "unknown" and not names and y.dtype.kind != "f":
         raise DataError(f"{path}: targets are whole numbers: say whether they are real or classes (--targets real)")
-    if targets == "real" or (targets == "numbers" and not names):
-        if names:
-            raise DataError(f"{path}: labels are classes, such as {names[0][:40]!r}, and not real targets")
-        y = y.astype(np.float32)
-    elif targets == "classes" and (y % 1 != 0).any():
+    if real and names:
+        raise DataError(f"{path}: labels are classes, such as {names[0][:40]!r}, and not real targets")
+    if targets == "classes" and (y % 1 != 0).any():
         raise DataError(f"{path}: targets are told to be classes, and there are numbers that are not whole")
-    elif targets == "classes":
-        y = y.astype(np.int64)
+    if real or targets == "classes":
+        y = y.astype(np.float32 if real else np.int64)
     fed = from_clients([(x[~test], y[~test])], test=(x[test], y[test]), name=path.name, class_names=names)
     rows = replace(
-        pooled(fed),
+        fed.pooled(),
         name=str(path),
         writers=None,
         feature_names=features,
         classes_declared=classes is not None or y.dtype.kind == "f",
-        about=about,
+        description=about,
     )
     if clients is None:
         return rows
@@ -101,7 +135,7 @@ def from_file(
     return replace(rows, writers=torch.from_numpy(writers.astype(np.int64)), client_names=tuple(map(str, known)))
 
 
-def draw_test(x: NDArray[Any]) -> NDArray[np.bool_]:
+def draw_test(x: Cells) -> NDArray[np.bool_]:
     """Which rows of x [n, …] are for testing, where nothing says it: about a fifth, by a hash of each row's inputs. So
     where a row goes does not depend on other rows, as ε has it, and equal rows are on one side.
     """
@@ -111,7 +145,7 @@ def draw_test(x: NDArray[Any]) -> NDArray[np.bool_]:
     return test
 
 
-def _numbered(path: Path, raw: NDArray[Any], classes: Sequence[str] | None) -> tuple[NDArray[Any], tuple[str, ...]]:
+def _numbered(path: Path, raw: Cells, classes: Sequence[str] | None) -> tuple[Cells, tuple[str, ...]]:
     """(labels as numbers, the classes' names where they are named): places in `classes`, or the numbers that are
     written, or else places among the texts that occur, sorted.
     """

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from ntkfl.data.dataset import Dataset as Whole
-from ntkfl.data.federated import Federated, TableRows, normalised
+from ntkfl.data.dataset import Federated, TableRows, normalised
 from ntkfl.data.partitions import Partition
 from ntkfl.data.published import Bytes
 from ntkfl.errors import ConfigError, DataError
@@ -56,15 +55,9 @@ def from_clients(
     named = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
     if not named:
         raise DataError("from_clients needs at least one client (x, y)")
-    pairs: dict[str, tuple[Tensor, Tensor]] = {}
-    for who, source in [*((f"client {who}", source) for who, source in named.items()), ("test", test)]:
-        pairs[who] = read_source(who, source, tokens)
-    forms = {who: _form(x, y) for who, (x, y) in pairs.items()}
-    first = next(iter(forms))
-    for who, form in forms.items():
-        if form != forms[first]:
-            raise DataError(f"{who} has {form}, but {first} has {forms[first]}: all must be alike")
-    known = _classes({who: y for who, (_, y) in pairs.items()}, classes or len(class_names) or None)
+    sources = {**{f"client {who}": source for who, source in named.items()}, "test": test}
+    pairs = {who: read_source(who, source, tokens) for who, source in sources.items()}
+    known = _classes(pairs, classes or len(class_names) or None)
     test_x, test_y = pairs.pop("test")
     xs, ys = zip(*pairs.values(), strict=True)
     return Federated(
@@ -81,33 +74,41 @@ def from_clients(
 
 def from_datasets(train: Source, *, test: Source, partition: Partition, seed: int = 0, **options: Any) -> Federated:
     """One training set, dealt to clients by `partition` from `seed`. `options` are those of `from_clients`."""
-    return pooled(from_clients([train], test=test, **options)).partition(partition, seed)
+    return from_clients([train], test=test, **options).pooled().partition(partition, seed)
 
 
-def pooled(fed: Federated) -> Whole:
-    """All clients' rows, to be dealt anew by a partition; each row's writer is the client that had it."""
-    return Whole(
-        fed.name,
-        fed.rows,
-        fed.test_rows,
-        fed.classes,
-        torch.repeat_interleave(torch.arange(len(fed)), torch.tensor(fed.sizes)),
-        fed.client_names,
-        fed.class_names,
-        classes_declared=fed.classes_declared,
-    )
-
-
-def read_source(who: str, source: Source, tokens: bool = False) -> tuple[Tensor, Tensor]:
-    """A client's samples, checked: see `checked_pair`. `who` is for errors."""
-    pair = read_torch(who, source) if isinstance(source, Dataset | DataLoader) else source
-    return checked_pair(who, pair, tokens)
-
-
-def read_torch(who: str, source: TorchData, pair: Pair | None = None) -> tuple[Tensor, Tensor]:
-    """x [n, ...] and y [n] or [n, d2] of one pass over a DataLoader's batches, or over a Dataset's items in batches.
-    `pair` makes (x, y) of a batch that is something else, such as a dictionary.
+def read_source(
+    who: str, source: Source, tokens: bool | None = False, pair: Pair | None = None
+) -> tuple[Tensor, Tensor]:
+    """A client's samples, once and whole, as copies: x float32 (tokens: int64) [n, ...] and y (int64 [n] or float32
+    [n, d2]). With `tokens` of None, x that holds whole numbers does hold tokens. `pair` makes (x, y) of a batch that is
+    something else, such as a dictionary; `who` is for errors.
     """
+    given = _batches(who, source, pair) if isinstance(source, Dataset | DataLoader) else source
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise DataError(f"{who} must be a pair (x, y), a torch Dataset or a DataLoader, not {type(given).__name__}")
+    x, y = (_numbers(who, part, value) for part, value in zip("xy", given, strict=True))
+    if x.dim() < 2 or len(x) == 0:
+        raise DataError(f"{who} has no samples [n, features…] but x of shape {list(x.shape)}")
+    real, whole = y.is_floating_point(), x.dtype in (torch.int32, torch.int64) if tokens is None else tokens
+    if y.shape[:1] != x.shape[:1] or y.dim() > 1 + real:
+        wanted = "regression targets [n] or [n, d2]" if real else "integer labels [n]"
+        several = (
+            "; several labels per sample are real targets: make floats of them" if y.dim() > 1 and not real else ""
+        )
+        raise DataError(f"{who} has {len(x)} samples, so y must be {wanted}, not {list(y.shape)}{several}")
+    if whole and (x.is_floating_point() or x.min() < 0):
+        raise DataError(f"{who}: tokens must be whole numbers from 0 on, not {x.dtype}")
+    x = x.to(torch.int64 if whole else torch.float32, copy=True)
+    y = y.to(torch.float32 if real else torch.int64, copy=True)
+    for part, value in (("x", x), ("y", y)):
+        if not value.isfinite().all():
+            raise DataError(f"{who}: {part} has a value that is not finite as float32: leave out such rows, or scale x")
+    return x, y.reshape(len(y), -1) if real else y
+
+
+def _batches(who: str, source: TorchData, pair: Pair | None) -> tuple[Tensor, Tensor]:
+    """x [n, ...] and y [n] or [n, d2] of one pass over a DataLoader's batches, or over a Dataset's items in batches."""
     if isinstance(source, TensorDataset) and len(source.tensors) == 2 and pair is None:
         return source.tensors[0], source.tensors[1]
     xs, ys = list[Tensor](), list[Tensor]()
@@ -121,7 +122,7 @@ def read_torch(who: str, source: TorchData, pair: Pair | None = None) -> tuple[T
                     f"{who}: batch {len(xs)} is a {type(found).__name__}; every item must be a pair (x, y): wrap the "
                     "dataset in one whose items are (docs/data.md has an example)"
                 )
-            x, y = (_tensor(who, part, value, True) for part, value in zip("xy", found, strict=True))
+            x, y = (_numbers(who, part, value) for part, value in zip("xy", found, strict=True))
             if x.ndim == 0 or x.shape[:1] != y.shape[:1]:
                 raise DataError(f"{who}: batch {len(xs)} has x {list(x.shape)} and y {list(y.shape)}")
             xs.append(x)
@@ -132,56 +133,35 @@ def read_torch(who: str, source: TorchData, pair: Pair | None = None) -> tuple[T
         raise DataError(f"{who} cannot be read as batches of numbers (x, y): {reason}") from error
 
 
-def checked_pair(who: str, pair: tuple[Array, Array], tokens: bool = False) -> tuple[Tensor, Tensor]:
-    """x float32 (tokens: int64) [n, ...] and y (int64 [n] or float32 [n, d2]); copies: the originals may change."""
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise DataError(f"{who} must be a pair (x, y), a torch Dataset or a DataLoader, not {type(pair).__name__}")
-    raw_x, raw_y = _tensor(who, "x", pair[0], tokens), _tensor(who, "y", pair[1], True)
-    if raw_x.dim() < 2 or len(raw_x) == 0:
-        raise DataError(f"{who} has no samples [n, features…] but x of shape {list(raw_x.shape)}")
-    real = raw_y.is_floating_point()
-    if raw_y.shape[:1] != raw_x.shape[:1] or raw_y.dim() > 1 + real:
-        wanted = "regression targets [n] or [n, d2]" if real else "integer labels [n]"
-        raise DataError(f"{who} has {len(raw_x)} samples, so y must be {wanted}, not {list(raw_y.shape)}")
-    if tokens and (raw_x.is_floating_point() or raw_x.min() < 0):
-        raise DataError(f"{who}: tokens must be whole numbers from 0 on, not {raw_x.dtype}")
-    x = raw_x.to(torch.int64 if tokens else torch.float32, copy=True)
-    y = raw_y.to(torch.float32 if real else torch.int64, copy=True)
-    for part, value in (("x", x), ("y", y)):
-        if not value.isfinite().all():
-            raise DataError(f"{who}: {part} has a value that is not finite as float32: leave out such rows, or scale x")
-    return x, y.reshape(len(y), -1) if real else y
-
-
-def _tensor(who: str, part: str, value: Any, may_be_whole: bool) -> Tensor:
-    """Real numbers on the CPU: int64 where they are whole and may be, else float32; a tensor keeps its type."""
-    tensor = value.detach().cpu() if isinstance(value, Tensor) else None
-    if tensor is None:
+def _numbers(who: str, part: str, value: Any) -> Tensor:
+    """Real numbers on the CPU: an array's as int64 where they are whole, else as float32; a tensor keeps its type."""
+    if not isinstance(value, Tensor):
         array = np.asarray(value)
         if array.dtype.kind not in "biuf":
             raise DataError(f"{who}: {part} must hold numbers, not {array.dtype}")
-        whole = may_be_whole and array.dtype.kind in "biu"
         with np.errstate(over="ignore"):  # what overflows is found later, as not finite
-            tensor = torch.from_numpy(array.astype(np.int64 if whole else np.float32))
-    if tensor.is_complex():
-        raise DataError(f"{who}: {part} must hold real numbers, not {tensor.dtype}")
-    return tensor
+            return torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
+    if value.is_complex():
+        raise DataError(f"{who}: {part} must hold real numbers, not {value.dtype}")
+    return value.detach().cpu()
 
 
-def _form(x: Tensor, y: Tensor) -> str:
-    """What all clients' samples must have alike."""
-    targets = f"regression targets of width {y.shape[1]}" if y.is_floating_point() else "integer labels"
-    return f"features {list(x.shape[1:])} and {targets}"
-
-
-def _classes(targets: Mapping[str, Tensor], given: int | None) -> int | None:
-    """The number of classes, or None for regression."""
-    if next(iter(targets.values())).is_floating_point():
+def _classes(pairs: Mapping[str, tuple[Tensor, Tensor]], given: int | None) -> int | None:
+    """The number of classes, or None for regression, of clients whose inputs and targets are alike."""
+    forms = {}
+    for who, (x, y) in pairs.items():
+        targets = f"regression targets of width {y.shape[1]}" if y.is_floating_point() else "integer labels"
+        forms[who] = f"features {list(x.shape[1:])} and {targets}"
+    first = next(iter(pairs))
+    for who, form in forms.items():
+        if form != forms[first]:
+            raise DataError(f"{who} has {form}, but {first} has {forms[first]}: all must be alike")
+    if pairs[first][1].is_floating_point():
         if given is not None:
             raise ConfigError("classes was given, but y holds floats, which are regression targets: make y integers")
         return None
-    classes = given or max(2, 1 + max(int(y.max()) for y in targets.values()))
-    for who, y in targets.items():
+    classes = given or max(2, 1 + max(int(y.max()) for _, y in pairs.values()))
+    for who, (_, y) in pairs.items():
         if y.min() < 0 or y.max() >= classes:
             raise DataError(
                 f"{who}: labels must lie in 0..{classes - 1}, not {int(y.min())}..{int(y.max())}: is classes too small?"

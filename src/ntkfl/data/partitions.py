@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ntkfl.errors import ConfigError, DataError
 
 Indices: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
 
 
 class Partition(ABC):
@@ -74,22 +75,20 @@ class Dirichlet(Partition):
         return [np.sort(share) for share in deal(pools, log_mix, rng)]
 
 
-def log_dirichlet(alpha: float, shape: tuple[int, int], rng: np.random.Generator) -> NDArray[np.float64]:
+def log_dirichlet(alpha: float, shape: tuple[int, int], rng: np.random.Generator) -> Floats:
     """Logarithms of `shape[0]` draws from the symmetric Dirichlet over `shape[1]` categories.
 
     In logarithms because at α = 0.001 most entries lie below the smallest double, and renormalising a draw of zeros
     gives NaN. Uses Gamma(α) = Gamma(α + 1) · U^(1/α); −log U is exponential.
     """
     alpha = max(alpha, 1e-300)  # below it −log U/α overflows, and the draws are one-hot either way
-    log_mix: NDArray[np.float64] = (
-        np.log(rng.standard_gamma(alpha + 1, shape)) - rng.standard_exponential(shape) / alpha
-    )
+    log_mix: Floats = np.log(rng.standard_gamma(alpha + 1, shape)) - rng.standard_exponential(shape) / alpha
     log_mix -= log_mix.max(axis=1, keepdims=True)
     log_mix -= np.log(np.exp(log_mix).sum(axis=1, keepdims=True))
     return log_mix
 
 
-def deal(pools: list[Indices], log_mix: NDArray[np.float64], rng: np.random.Generator) -> list[Indices]:
+def deal(pools: list[Indices], log_mix: Floats, rng: np.random.Generator) -> list[Indices]:
     """Deal shuffled pools of rows, one a class, out without replacement: every client to its full size, by its mix
     exp(log_mix[client]) over classes.
 

@@ -113,13 +113,10 @@ def convert_cifar10(folder: Path) -> None:
             records = [np.frombuffer(member.read(), np.uint8).reshape(-1, 3073) for member in members if member]
     except (OSError, EOFError, KeyError, ValueError, tarfile.TarError, zlib.error) as error:
         raise DataError(f"{archive}: cannot be read, {error}: delete it and fetch it again") from None
-    parts = {"train": np.concatenate(records[:5]), "test": records[5]}
-    arrays: dict[str, Bytes] = {}
-    for part, rows in parts.items():
-        arrays[f"x_{part}"] = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        arrays[f"y_{part}"] = rows[:, 0]
+    rows, test = np.concatenate(records), -len(records[5])
+    x, y = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0]
     with replacing(folder / CIFAR10) as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]  # its stubs take a keyword for an option
+        np.savez(file, x_train=x[:test], y_train=y[:test], x_test=x[test:], y_test=y[test:])
     archive.unlink()
 
 
@@ -127,10 +124,10 @@ def read_femnist(folder: Path) -> Arrays:
     """Digits 0-9 with their writers: images [N, 28, 28], labels, writer, and split (0 train, 1 test), each [N]."""
     path = folder / FEMNIST
     images, labels, writer, split = read_npz(path, ("images", "labels", "writer", "split")).values()
-    if images.dtype != np.uint8 or images.shape[1:] != (28, 28):
-        raise DataError(f"{path}: images must be uint8 [N, 28, 28], not {images.dtype} {list(images.shape)}")
-    if any(column.shape != images.shape[:1] or column.dtype.kind not in "iu" for column in (labels, writer, split)):
-        raise DataError(f"{path}: labels, writer and split (0 or 1) must be whole numbers, one for each image")
+    columns = all(part.shape == images.shape[:1] and part.dtype.kind in "iu" for part in (labels, writer, split))
+    if images.dtype != np.uint8 or images.shape[1:] != (28, 28) or not columns:
+        needed = "labels, writer and split (0 or 1) whole numbers, one for each image"
+        raise DataError(f"{path}: images must be uint8 [N, 28, 28], and {needed}")
     train, test = split == 0, split == 1
     if not train.any() or not test.any() or not 0 <= labels.min() <= labels.max() <= 9:
         raise DataError(f"{path}: labels must be 0 to 9, of training and of test images")

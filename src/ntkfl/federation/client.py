@@ -20,8 +20,7 @@ from ntkfl.methods import ClientRound, Method, State, Task
 from ntkfl.methods.replies import Reply
 from ntkfl.models.backbone import Adapted
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.privacy.settings import Privacy
-from ntkfl.privacy.subsample import subsample
+from ntkfl.privacy.settings import Privacy, subsample
 from ntkfl.wire import Message
 
 Batch = tuple[Tensor, Tensor]

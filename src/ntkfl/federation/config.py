@@ -17,9 +17,8 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from ntkfl.data import NAMES, Federated
-from ntkfl.data.files import is_data_file
+from ntkfl.data.files import FORMS, is_data_file, is_own, open_dataset
 from ntkfl.data.partitions import PARTITIONS, Partition
-from ntkfl.data.sources import FORMS, is_own, open_dataset
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.byzantine import Byzantine
 from ntkfl.federation.client import derive

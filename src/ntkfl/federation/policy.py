@@ -31,7 +31,7 @@ from ntkfl.methods.sums.noisy_sums import releases_of
 from ntkfl.options import Options, read_from
 from ntkfl.privacy.ledger import Ledger, LedgerEntry, MemoryLedger, sha256, spent_in_year
 from ntkfl.privacy.settings import Privacy
-from ntkfl.privacy.sum_accounting import spent
+from ntkfl.privacy.sum_noise import spent
 from ntkfl.safe_parse import parse_json, read_toml
 from ntkfl.user_code import is_code
 

@@ -43,7 +43,7 @@ from ntkfl.methods.sums.noisy_sums import guarantees, promises
 from ntkfl.methods.sums.private_sums import noise_advice
 from ntkfl.methods.task import statistics
 from ntkfl.privacy.settings import Privacy
-from ntkfl.privacy.sum_accounting import Participation
+from ntkfl.privacy.sum_noise import Participation
 from ntkfl.progress import ProgressBar, percent, plural
 from ntkfl.tangent.parameters import eager, flatten, full_precision, refuses_autocast, trainable
 from ntkfl.version import __version__

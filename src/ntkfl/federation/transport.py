@@ -30,7 +30,7 @@ from ntkfl.methods import Method, State, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.methods.replies import Reply
 from ntkfl.privacy.projection import RunSecret
-from ntkfl.privacy.subsample import equal_rows
+from ntkfl.privacy.settings import equal_rows
 from ntkfl.wire import Message
 
 

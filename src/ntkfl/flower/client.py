@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 import os
 import random
@@ -17,19 +16,20 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from torch import Tensor, nn
 
 from ntkfl.crypto.context import bind
-from ntkfl.data.own import Array, Pair, TorchData, checked_pair, read_torch
+from ntkfl.data.own import Array, Pair, TorchData, read_source
 from ntkfl.errors import ConfigError, DataError, ModelError, Refused
 from ntkfl.federation.client import Client, Memory, SeededRandomness, seeded_torch, split_frozen
 from ntkfl.federation.policy import Agreed, Site, Terms, noisy
-from ntkfl.flower.messages import NOTES, Notes, content, digest, needs_shuffler, note, outputs_of, payload_of
+from ntkfl.flower.messages import NOTES, Notes, content, digest, needs_shuffler, note, payload_of
 from ntkfl.methods import State, Task
+from ntkfl.models.backbone import outputs_of
 from ntkfl.privacy.randomness import KEY_BYTES, Randomness
 from ntkfl.tangent.parameters import eager, flatten, full_precision
 from ntkfl.wire import Message as WireMessage
 
 log = logging.getLogger("flwr")
 Batch = tuple[Tensor, Tensor]
-_STATE, _MEMORY, _SITE = "ntkfl", "ntkfl.memory", "ntkfl.site"  # records of `context.state`
+_STATE, _MEMORY, _SITE = "ntkfl", "ntkfl.memory.", "ntkfl.site"  # records of `context.state`
 
 
 def reply(
@@ -63,7 +63,7 @@ def reply(
     site = Site.of(context.node_config, context.node_id, policy, context.state.setdefault(_SITE, ConfigRecord()))
     if msg.content.config_records.get(NOTES, ConfigRecord()).get("ask") == "shape":  # before there are terms
         with _errors_stay_here(site):
-            x, y = _read(data, batch)
+            x, y = read_source("this client's data", data, None, batch)
         shape: Notes = {"inputs": list(x.shape[1:]), "tokens": not x.is_floating_point(), "real": y.is_floating_point()}
         return Message(content(shape), reply_to=msg)
     question, terms = payload_of(msg), Terms.parse(note(msg, "terms", str))
@@ -88,7 +88,7 @@ def reply(
 
         def answer() -> bytes:
             """The reply's bytes: for the server, or sealed for the shuffler."""
-            x, y = _placed(*_read(data, batch), fitted, agreed, terms, through)
+            x, y = _placed(*read_source("this client's data", data, None, batch), fitted, agreed, terms, through)
             # Where noise is real, features are not cached: a batch of samples is rounded together.
             private = noisy(privacy) and seed is None
             trained, features = (fitted, None) if private else split_frozen(fitted, privacy)
@@ -128,18 +128,11 @@ def _enter(context: Context, run: str) -> bytes:
     """This client's key for the run. Another run's memory is dropped."""
     state = context.state.config_records.get(_STATE, ConfigRecord())
     if state.get("run") != run:
-        if _MEMORY in context.state:
-            del context.state[_MEMORY]
+        for name in _memories(context).values():
+            del context.state[name]
         state = ConfigRecord({"run": run, "key": os.urandom(KEY_BYTES)})
         context.state[_STATE] = state
     return bytes(state["key"])  # type: ignore[arg-type]
-
-
-def _read(data: TorchData | tuple[Array, Array], batch: Pair | None) -> Batch:
-    """x [n, …], floating or (tokens) int64, and y: int64 [n] or float [n, d2]."""
-    pair = data if isinstance(data, tuple | list) else read_torch("this client's data", data, batch)
-    whole = str(getattr(pair[0], "dtype", "")).rpartition(".")[2] in ("int32", "int64")
-    return checked_pair("this client's data", pair, tokens=whole)
 
 
 def _placed(x: Tensor, y: Tensor, model: nn.Module, agreed: Agreed, terms: Terms, through: Any) -> Batch:
@@ -153,8 +146,7 @@ def _placed(x: Tensor, y: Tensor, model: nn.Module, agreed: Agreed, terms: Terms
     if not y.is_floating_point() and not 0 <= int(y.min()) <= int(y.max()) < terms.outputs:
         raise DataError(f"labels {int(y.min())} to {int(y.max())}; the run's terms say {terms.outputs} classes")
     like = flatten(model)
-    x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
-    y = y.to(like.device, like.dtype if y.is_floating_point() else y.dtype)
+    x, y = (t.to(like.device, like.dtype if t.is_floating_point() else t.dtype) for t in (x, y))
     if agreed.privacy.projected_dim is not None:
         projection = agreed.privacy.make_projection(through.run_secret(), terms.inputs)
         assert projection is not None
@@ -168,17 +160,13 @@ class _KeyedRandomness:
     """From this client's secret key of the run: nobody else can know it, and a question that comes again finds it."""
 
     def __init__(self, key: bytes, number: int) -> None:
-        self.key, self.number = key, number
-
-    def _of(self, what: str, round: int) -> bytes:
-        """32 bytes for one purpose and round, unrelated to all others."""
-        return hashlib.sha256(bind("ntkfl flower v1", what, self.key, self.number, round)).digest()
+        self.key, self.number = Randomness(key), number
 
     def subsampling(self, round: int) -> random.Random:
-        return random.Random(self._of("subsample", round))  # 256 bits; which samples were drawn never shows
+        return random.Random(self.of_round(round).words("samples", 4).tobytes())  # which were drawn never shows
 
     def of_round(self, round: int) -> Randomness:
-        return Randomness(self._of("round", round))
+        return self.key.for_question(bind("ntkfl flower v2", self.number, round))
 
 
 class ContextMemory(Memory):
@@ -187,22 +175,26 @@ class ContextMemory(Memory):
     """
 
     def __init__(self, context: Context, at: tuple[int, int]) -> None:
-        self.context, self.at = context, at
-        self.steps: dict[tuple[int, int], State] = {}
-        for key, tensor in context.state.array_records.get(_MEMORY, ArrayRecord()).to_torch_state_dict().items():
-            round, exchange, name = key.split("/", 2)
-            self.steps.setdefault((int(round), int(exchange)), {})[name] = tensor
+        self.records, self.at, self.steps = context.state, at, _memories(context)
 
     def before(self, round: int) -> State:
         """As it was before this question."""
         past = [step for step in self.steps if step < self.at]
-        return dict(self.steps[max(past)]) if past else {}
+        return dict(self.records.array_records[self.steps[max(past)]].to_torch_state_dict()) if past else {}
 
     def keep(self, round: int, memory: State) -> None:
         """What this question leaves behind; of earlier rounds the last state stays, and of this one all steps."""
         last = max((step for step in self.steps if step[0] < round), default=None)
-        steps = {s: kept for s, kept in self.steps.items() if s == last or (round, 0) <= s < self.at}
-        steps[self.at] = {name: t.detach().cpu() for name, t in memory.items()}
-        tensors = {f"{r}/{e}/{name}": t for (r, e), kept in steps.items() for name, t in kept.items()}
-        if tensors:
-            self.context.state[_MEMORY] = ArrayRecord(tensors)
+        for step, name in self.steps.items():
+            if step != last and not (round, 0) <= step < self.at:
+                del self.records[name]
+        if memory:
+            self.records[f"{_MEMORY}{round}.{self.at[1]}"] = ArrayRecord(
+                {n: t.detach().cpu() for n, t in memory.items()}
+            )
+
+
+def _memories(context: Context) -> dict[tuple[int, ...], str]:
+    """Records of what this client keeps, by the (round, exchange) that left it."""
+    names = [name for name in context.state.array_records if name.startswith(_MEMORY)]
+    return {tuple(map(int, name.removeprefix(_MEMORY).split("."))): name for name in names}

@@ -10,18 +10,17 @@ message may be of any size.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import TypeVar
 
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from torch import Tensor, nn
+from torch import nn
 
-from ntkfl.errors import MessageError, ModelError
+from ntkfl.errors import MessageError
 from ntkfl.methods import Method
 from ntkfl.methods.base import kinds_of
 from ntkfl.methods.task import statistics
+from ntkfl.models.backbone import digest_of
 from ntkfl.privacy.settings import Privacy
 from ntkfl.tangent.parameters import trainable
 
@@ -70,25 +69,6 @@ def digest(model: nn.Module, method: Method) -> str:
     moving = {id(p) for p in trainable(model).values()}
     if "update" in kinds_of(method):
         moving |= {id(buffer) for buffer in statistics(model).values()}
-    found = hashlib.sha256("".join(f"{name} {list(p.shape)};" for name, p in trainable(model).items()).encode())
-    for name, value in model.state_dict(keep_vars=True).items():
-        if id(value) not in moving and not name.endswith("num_batches_tracked"):
-            found.update(f"{name} {value.dtype} {list(value.shape)};".encode())
-            found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
-
-
-@torch.no_grad()
-def outputs_of(model: nn.Module, x: Tensor) -> int:
-    """The number of outputs for samples x [n, …]; `ModelError` where the model does not take them."""
-    was = model.training
-    try:
-        f = model.eval()(x)
-    except Exception as error:  # whatever a user's model raises
-        reason = str(error).split("\n")[0]
-        raise ModelError(f"the model fails on inputs of shape {list(x.shape[1:])}: {reason}") from error
-    finally:
-        model.train(was)
-    if not isinstance(f, Tensor) or f.ndim != 2 or len(f) != len(x):
-        raise ModelError(f"the model must give one row of outputs a sample, not {list(getattr(f, 'shape', []))}")
-    return f.shape[1]
+    state = model.state_dict(keep_vars=True).items()
+    still = ((n, t) for n, t in state if id(t) not in moving and not n.endswith("num_batches_tracked"))
+    return digest_of(still, "".join(f"{name} {list(p.shape)};" for name, p in trainable(model).items()))

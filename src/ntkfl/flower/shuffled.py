@@ -121,19 +121,19 @@ class Shuffler:
 
     def transport(self, flower: FlowerTransport, task: Task, method: Method, terms: Terms, run: str) -> FlowerShuffler:
         """What the strategy asks its clients through, with the aggregator's folder."""
-        return FlowerShuffler(self.folder, self.peers, flower, task, method, terms, run)
+        return FlowerShuffler(self, flower, task, method, terms, run)
 
 
 class FlowerShuffler(ShuffledTransport):
     """The strategy's side, over Flower's nodes. What clients are called in their credentials it never learns."""
 
     def __init__(
-        self, folder: Path, peers: Peers, flower: FlowerTransport, task: Task, method: Method, terms: Terms, run: str
+        self, through: Shuffler, flower: FlowerTransport, task: Task, method: Method, terms: Terms, run: str
     ) -> None:
-        super().__init__(task, method, peers.federation, run)
-        self.peers, self.flower, self.terms = peers, flower, terms
-        self.signer = peers.load_key(folder, "aggregator")
-        self.shuffler = ShufflerClient(folder, peers, self.signer, run)
+        super().__init__(task, method, through.peers.federation, run)
+        self.peers, self.flower, self.terms = through.peers, flower, terms
+        self.signer = self.peers.load_key(through.folder, "aggregator")
+        self.shuffler = ShufflerClient(through.folder, self.peers, self.signer, run)
         self.floor = self.peers.round.least
         self._key = BatchKey(0, 0)
         self._present: list[int] = []  # nodes that are asked in the round's next exchange

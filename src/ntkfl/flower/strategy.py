@@ -26,10 +26,11 @@ from ntkfl.federation.policy import Terms
 from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.server import ADVICE, Server, remarks
 from ntkfl.federation.transport import Traffic, Transport
-from ntkfl.flower.messages import content, digest, needs_shuffler, note, outputs_of
+from ntkfl.flower.messages import content, digest, needs_shuffler, note
 from ntkfl.flower.transport import FlowerTransport, fail, why
 from ntkfl.methods import Method, Robust, Task
 from ntkfl.methods.base import fitted, settle
+from ntkfl.models.backbone import outputs_of
 from ntkfl.privacy.settings import Privacy
 from ntkfl.tangent.parameters import eager, flatten, full_precision
 from ntkfl.version import __version__
@@ -196,8 +197,14 @@ class Strategy(FedAvg):
         outputs = outputs_of(self.model, x)
         method = fitted(self.method, self.model, outputs, everyone=self.fraction_train >= 1)
         trained, features = split_frozen(self.model, self.privacy, like.device)
-        smoothing, bounds = method.label_smoothing, {"privacy": self.privacy, "robust": self.robust}
-        task = Task(trained, outputs, method.loss, label_smoothing=smoothing, **bounds)  # type: ignore[arg-type]
+        task = Task(
+            trained,
+            outputs,
+            method.loss,
+            label_smoothing=method.label_smoothing,
+            privacy=self.privacy,
+            robust=self.robust,
+        )
         y = torch.zeros(1, outputs, dtype=like.dtype) if real else torch.zeros(1, dtype=torch.int64)
         task.example = x if features is None else features(x), y.to(x.device)
         terms = Terms.of(

@@ -25,9 +25,5 @@ def _mlp(
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    "mlp": _mlp,
-    "cnn": cnn,
-    "resnet": resnet,
-    "gru": gru,
-    "transformer": transformer,
-}
+    "mlp": _mlp, "cnn": cnn, "resnet": resnet, "gru": gru, "transformer": transformer
+}  # fmt: skip

@@ -6,7 +6,7 @@ Any `nn.Module` will do, so those of torchvision, timm and transformers do; none
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -17,16 +17,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ntkfl.errors import ConfigError, ModelError
 from ntkfl.models.networks import mlp
 
-POOLS = ("mean", "first")
-
 
 class Backbone(nn.Module):
     """x → features [N, features]: a network's output, pooled over positions."""
 
     def __init__(self, network: nn.Module, pool: str = "mean") -> None:
         super().__init__()
-        if pool not in POOLS:
-            raise ConfigError(f"unknown pool {pool!r}: valid are {', '.join(POOLS)}")
+        if pool not in ("mean", "first"):
+            raise ConfigError(f"unknown pool {pool!r}: valid are mean, first")
         self.network, self.pool = network, pool
 
     def forward(self, x: Tensor) -> Tensor:
@@ -82,9 +80,12 @@ def head(
             raise ModelError(f"the backbone has no submodule {drop!r}; the last are {', '.join(names[-5:])}")
         backbone.set_submodule(drop, nn.Identity())
     front = Backbone(backbone, pool).eval()
-    count = features if features is not None else _count(front, inputs)
     like = next(iter(backbone.parameters()), torch.empty(0))
-    new = mlp(count, *hidden, outputs) if hidden else nn.Linear(count, outputs)
+    if features is None:
+        if inputs is None:
+            raise ConfigError("head needs to know its inputs: give features=1280, or inputs=(3, 224, 224)")
+        features = outputs_of(front, like.new_zeros(1, *inputs))
+    new = mlp(features, *hidden, outputs) if hidden else nn.Linear(features, outputs)
     if isinstance(new, nn.Linear):
         nn.init.zeros_(new.weight)
         nn.init.zeros_(new.bias)
@@ -111,25 +112,32 @@ def freeze(model: nn.Module, trainable: Sequence[str]) -> None:
 
 def digest(model: nn.Module) -> str:
     """sha256 (hex) of a model's weights and buffers, their names and types."""
-    found = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
+    return digest_of(sorted(model.state_dict().items()))
+
+
+def digest_of(tensors: Iterable[tuple[str, Tensor]], start: str = "") -> str:
+    """sha256 (hex) of `start` and of tensors, their names and types."""
+    found = hashlib.sha256(start.encode())
+    for name, value in tensors:
         found.update(f"{name} {value.dtype} {list(value.shape)};".encode())
         found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
-def _count(front: Backbone, inputs: Sequence[int] | None) -> int:
-    """Features of the backbone's output, by one forward pass over a sample of zeros."""
-    if inputs is None:
-        raise ConfigError("head needs to know its inputs: give features=1280, or inputs=(3, 224, 224)")
-    like = next(iter(front.parameters()), torch.empty(0))
+@torch.no_grad()
+def outputs_of(model: nn.Module, x: Tensor) -> int:
+    """The number of outputs for samples x [n, …]; `ModelError` where the model does not take them."""
+    was = model.training
     try:
-        with torch.no_grad():
-            found = front(torch.zeros(1, *inputs, dtype=like.dtype, device=like.device))
-    except Exception as error:  # whatever a user's network raises
-        reason = str(error).partition("\n")[0]
-        raise ModelError(f"the backbone fails on an input of shape {list(inputs)}: {reason}") from error
-    return int(found.shape[1])
+        f = model.eval()(x)
+    except Exception as error:  # whatever a user's model raises
+        reason = str(error).split("\n")[0]
+        raise ModelError(f"the model fails on inputs of shape {list(x.shape[1:])}: {reason}") from error
+    finally:
+        model.train(was)
+    if not isinstance(f, Tensor) or f.ndim != 2 or len(f) != len(x):
+        raise ModelError(f"the model must give one row of outputs a sample, not {list(getattr(f, 'shape', []))}")
+    return f.shape[1]
 
 
 def _tensor(out: Any) -> Tensor:

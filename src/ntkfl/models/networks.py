@@ -55,11 +55,10 @@ def cnn(inputs: Sequence[int], outputs: int, channels: Sequence[int] = (16, 32),
     5×5 with stride 2 to `channels[0]`, 3×3 with stride 2 to `channels[1]`, linear to `width`, linear to the outputs.
     """
     c, height, broad = _image(inputs)
-    first, second = channels
-    for size, stride in ((5, 2), (3, 2)):
-        height, broad = (height - size) // stride + 1, (broad - size) // stride + 1
-    if min(height, broad) < 1:
+    if min(height, broad) < 9:
         raise ConfigError(f"inputs of shape {list(inputs)} are too small for this network: at least 9 × 9 are needed")
+    first, second = channels
+    height, broad = ((side - 5) // 4 for side in (height, broad))  # behind both convolutions
     model = nn.Sequential(
         nn.Conv2d(c, first, 5, stride=2),
         nn.ReLU(),
@@ -112,22 +111,24 @@ def resnet(inputs: Sequence[int], outputs: int, channels: Sequence[int] = (16, 3
     c, height, broad = _image(inputs)
     if min(height, broad) < 2 ** (len(channels) - 1):
         raise ConfigError(f"inputs of shape {list(inputs)} are too small for {len(channels)} stages")
-    layers: list[nn.Module] = [nn.Conv2d(c, channels[0], 3, padding=1, bias=False)]
-    before = channels[0]
-    for i, after in enumerate(channels):
-        layers.append(_Residual(before, after, 1 if i == 0 else 2))
-        before = after
-    layers += [nn.GroupNorm(_groups(before), before), nn.ReLU(), _Average(), nn.Linear(before, outputs)]
-    model = nn.Sequential(*layers)
+    blocks = [_Residual(channels[0], channels[0], 1), *(_Residual(a, b, 2) for a, b in itertools.pairwise(channels))]
+    model = nn.Sequential(
+        nn.Conv2d(c, channels[0], 3, padding=1, bias=False),
+        *blocks,
+        nn.GroupNorm(_groups(channels[-1]), channels[-1]),
+        nn.ReLU(),
+        _Average(),
+        nn.Linear(channels[-1], outputs),
+    )
     _initialise(model)
     return model
 
 
-def _image(inputs: Sequence[int]) -> tuple[int, int, int]:
+def _image(inputs: Sequence[int]) -> Sequence[int]:
+    """Channels, height and width, of what has these."""
     if len(inputs) != 3:
         raise ConfigError(f"a convolutional network takes images [channels, height, width], not {list(inputs)}")
-    c, height, broad = inputs
-    return c, height, broad
+    return inputs
 
 
 def _groups(channels: int) -> int:
@@ -211,12 +212,7 @@ class _Transformer(nn.Module):
 
 
 def transformer(
-    inputs: Sequence[int],
-    outputs: int,
-    width: int = 32,
-    heads: int = 4,
-    layers: int = 1,
-    vocabulary: int | None = None,
+    inputs: Sequence[int], outputs: int, width: int = 32, heads: int = 4, layers: int = 1, vocabulary: int | None = None
 ) -> nn.Module:
     """A small transformer encoder over an image's rows, or tokens, averaged over positions at the end.
 
@@ -246,9 +242,7 @@ def _front(inputs: Sequence[int], vocabulary: int | None, width: int) -> tuple[n
         if len(inputs) != 1:
             raise ConfigError(f"tokens are sequences of numbers [T], not {list(inputs)}")
         return nn.Embedding(vocabulary, width), width, inputs[0]
-    if len(inputs) == 3:
-        c, height, broad = inputs
-        return _Steps(), c * broad, height
-    if len(inputs) == 2:
-        return _Steps(), inputs[1], inputs[0]
+    if len(inputs) in (2, 3):
+        *channels, steps, features = inputs
+        return _Steps(), math.prod(channels) * features, steps
     raise ConfigError(f"a sequence model takes images [C, H, W] or sequences [T, features], not {list(inputs)}")

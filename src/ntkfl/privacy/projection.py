@@ -28,8 +28,8 @@ from ntkfl.crypto.context import Secret, bind
 from ntkfl.errors import ConfigError, ModelError
 
 Floats = NDArray[np.float64]
+Singles = NDArray[np.float32]
 
-SEED_BYTES = 32
 _VANISHED = 1e-10  # a column this short is all rounding
 
 
@@ -86,17 +86,15 @@ def make_projection(
     return Projection(torch.from_numpy(matrix), inputs**-0.5)
 
 
-def gaussian_matrix(secret: RunSecret, inputs: int, outputs: int) -> NDArray[np.float32]:
+def gaussian_matrix(secret: RunSecret, inputs: int, outputs: int) -> Singles:
     """P, row by row from SHAKE-256 of the bound seed, 8 bytes an entry. float32 [d1, d1']."""
     seed = secret.seed.reveal()
-    if len(seed) != SEED_BYTES:
-        raise ConfigError(f"a projection's seed has {SEED_BYTES} bytes")
     bound = bind("ntkfl projection v1", secret.federation, secret.run, seed, inputs, outputs)
     stream = hashlib.shake_256(bound).digest(8 * inputs * outputs)
     return gaussians(stream).reshape(inputs, outputs)
 
 
-def smooth(matrix: NDArray[np.float32] | NDArray[np.float64], shape: Sequence[int]) -> NDArray[np.float64]:
+def smooth(matrix: Singles | Floats, shape: Sequence[int]) -> Floats:
     """Columns as pictures [..., H, W], smoothed along both axes: x_i ← (x_{i−1} + 2 x_i + x_{i+1})/4, edges repeated.
 
     Four times for 28×28 images, for others in proportion to their pixels, at least once: n times is close to a Gaussian
@@ -112,14 +110,14 @@ def smooth(matrix: NDArray[np.float32] | NDArray[np.float64], shape: Sequence[in
     return pictures.reshape(matrix.shape)
 
 
-def _smooth_once(x: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+def _smooth_once(x: Floats, axis: int) -> Floats:
     padded = np.concatenate([x.take([0], axis), x, x.take([-1], axis)], axis)
     before, after = (padded.take(range(start, start + x.shape[axis]), axis) for start in (0, 2))
-    result: NDArray[np.float64] = ((before + after) + 2.0 * x) * 0.25
+    result: Floats = ((before + after) + 2.0 * x) * 0.25
     return result
 
 
-def orthonormal(matrix: NDArray[np.float32] | NDArray[np.float64]) -> NDArray[np.float32]:
+def orthonormal(matrix: Singles | Floats) -> Singles:
     """Orthonormal columns with the span of the first, the first two, … columns of `matrix`, rounded to float32.
 
     Modified Gram–Schmidt, twice, in float64, with every sum taken in order: a library's QR differs from machine to
@@ -139,9 +137,9 @@ def orthonormal(matrix: NDArray[np.float32] | NDArray[np.float64]) -> NDArray[np
     return Q.astype(np.float32)
 
 
-def _sum(terms: NDArray[np.float64]) -> NDArray[np.float64]:
+def _sum(terms: Floats) -> Floats:
     """Σ over the first axis, one term after the other: `np.sum` may take another order on another machine."""
-    total: NDArray[np.float64] = np.add.accumulate(terms, axis=0)[-1]
+    total: Floats = np.add.accumulate(terms, axis=0)[-1]
     return total
 
 
@@ -171,7 +169,7 @@ _LN2 = 0.6931471805599453
 _SQRT_HALF = 0.7071067811865476
 
 
-def gaussians(stream: bytes) -> NDArray[np.float32]:
+def gaussians(stream: bytes) -> Singles:
     """One standard Gaussian for every 8 bytes of the stream (words are little-endian). float32 [len(stream) / 8]."""
     words = np.frombuffer(stream, dtype="<u8")
     uniform = ((words >> np.uint64(12)).astype(np.float64) * 2.0 + 1.0) * 2.0**-53

@@ -36,11 +36,21 @@ def top_k(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     last layer's derivatives are the same for every output. So too is a row of fewer than k entries that are not zero
     filled up by its first zeros, and k is the same for every row.
     """
-    rows = rows.detach()
-    if not len(rows):
-        return rows.new_empty(0, k), torch.empty(0, k, dtype=torch.int64, device=rows.device)
-    positions = _select(rows.cpu(), k).to(rows.device)
-    return rows.gather(1, positions) + 0.0, positions  # + 0.0: no minus zero, so that equal rows are equal bytes
+    n = rows.shape[1]
+    positions = np.empty((len(rows), k), dtype=np.int64)
+    # A row at a time: numpy partitions integers six times as fast as torch does anything like it.
+    for row, out in zip(rows.detach().cpu().numpy(), positions, strict=True):
+        magnitudes = np.abs(row)
+        bits = magnitudes.view(f"i{magnitudes.itemsize}")  # numbers from 0 on are in the order of their bits
+        ordered = np.partition(bits, n - k)
+        if ordered[n - k :].max() >= np.array(np.inf, magnitudes.dtype).view(bits.dtype):  # NaNs lie beyond infinity
+            raise NumericalError("a row to sparsify has values that are not finite: the training diverged")
+        edge = ordered[n - k]
+        keep = np.flatnonzero(bits >= edge)
+        tied = np.flatnonzero(bits[keep] == edge)
+        out[:] = np.delete(keep, tied[len(tied) + k - len(keep) :])
+    places = torch.from_numpy(positions).to(rows.device)
+    return rows.detach().gather(1, places) + 0.0, places  # + 0.0: no minus zero, so that equal rows are equal bytes
 
 
 def sparsify(J: Jacobian, sparsity: float) -> Jacobian:
@@ -58,22 +68,3 @@ def sparsify(J: Jacobian, sparsity: float) -> Jacobian:
     for i in range(0, N, step):
         values[i : i + step], positions[i : i + step] = top_k(J[i : i + step].dense().flatten(1), k)
     return Jacobian([SparseBlock(values, positions, d2, d)], d2, d)
-
-
-def _select(rows: Tensor, k: int) -> Tensor:
-    """Positions [N, k], a row at a time: numpy partitions integers six times as fast as torch does anything like it."""
-    n = rows.shape[1]
-    positions = np.empty((len(rows), k), dtype=np.int64)
-    for row, out in zip(rows.numpy(), positions, strict=True):
-        magnitudes = np.abs(row)
-        bits = magnitudes.view(f"i{magnitudes.itemsize}")  # numbers from 0 on are in the order of their bits
-        ordered = np.partition(bits, n - k)
-        if ordered[n - k :].max() >= np.array(np.inf, magnitudes.dtype).view(bits.dtype):  # NaNs lie beyond infinity
-            raise NumericalError("a row to sparsify has values that are not finite: the training diverged")
-        edge = ordered[n - k]
-        keep = np.flatnonzero(bits >= edge)
-        if len(keep) > k:
-            tied = np.flatnonzero(bits[keep] == edge)
-            keep = np.delete(keep, tied[k - len(keep) :])
-        out[:] = keep
-    return torch.from_numpy(positions)

@@ -14,21 +14,18 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import StringConstraints, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from ntkfl.crypto.context import bind
 from ntkfl.crypto.hpke import SigningKey, verify
 from ntkfl.crypto.row_frames import MOST_NUMBERS, WORD_BYTES, Announced, BatchKey
-from ntkfl.crypto.signed import NAME_PATTERN, SIGNATURE_BYTES
+from ntkfl.crypto.signed import SIGNATURE_BYTES
 from ntkfl.errors import MessageError, NTKFLError, Refused
-from ntkfl.services.peers import HEX_KEY, Peers
+from ntkfl.services.peers import Digest, Name, Peers
 
 _LENGTH = struct.Struct("<I")
 MOST_HEAD = 4096  # bytes
-Digest = Annotated[str, StringConstraints(pattern=HEX_KEY)]  # and public keys: 32 bytes as hexadecimal digits
-RunName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class Batch:
 class Head:
     """One exchange of a run: the batch that its answers make, and the key (hexadecimal) that they are sealed to."""
 
-    run: RunName
+    run: Name
     batch: Batch
     sealing_key: Digest
     terms: Digest

@@ -7,10 +7,10 @@ released, and how many rows each of them sends.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 import tomli_w
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from ntkfl.atomic import write_atomically
 from ntkfl.crypto.hpke import SigningKey
@@ -21,13 +21,14 @@ from ntkfl.safe_parse import read_toml
 
 FILE, SIGNING_KEY = "federation.toml", "signing-key.pem"
 TLS_CERT, TLS_KEY, CA = "tls.pem", "tls-key.pem", "ca.pem"
-HEX_KEY = "^[0-9a-f]{64}$"
+Digest = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]  # and public keys: 32 bytes in hexadecimal
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]  # of a federation or run
 
 
 class AggregatorPeer(Options):
     """Its key signs announcements, and requests to the shuffler."""
 
-    signing_key: str = Field(pattern=HEX_KEY, description="64 hexadecimal digits")
+    signing_key: Digest = Field(description="64 hexadecimal digits")
 
 
 class ServicePeer(AggregatorPeer):
@@ -55,7 +56,7 @@ class RoundTerms(Options):
 class Peers(Options):
     """Addresses and public keys of the roles, and the terms of a round."""
 
-    federation: str = Field(pattern=NAME_PATTERN)
+    federation: Name
     round: RoundTerms
     key_server: ServicePeer
     shuffler: ServicePeer

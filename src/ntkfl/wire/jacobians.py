@@ -17,6 +17,8 @@ from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.layers import BLOCKS, LinearBlock
 from ntkfl.wire.message import NamedArrays
 
+_NO_FIT = "a layer's factors do not fit the weights they claim"
+
 
 def pack_jacobian(J: Jacobian) -> dict[str, Tensor]:
     """A Jacobian's stored form as arrays: exactly what it holds, nothing expanded."""
@@ -27,28 +29,22 @@ def pack_jacobian(J: Jacobian) -> dict[str, Tensor]:
             if not isinstance(block, LinearBlock):
                 arrays[f"{i}.layer"] = torch.tensor([BLOCKS.index(type(block)), *block.settings], dtype=torch.int64)
             arrays |= {f"{i}.a": block.a, f"{i}.g": block.g}
-        elif isinstance(block, DenseBlock):
-            arrays |= {f"{i}.spans": _spans(block.columns), f"{i}.values": block.values}
         else:
-            raise MessageError(f"no wire form for a {type(block).__name__}")
+            assert isinstance(block, DenseBlock)
+            arrays |= {f"{i}.spans": _spans(block.columns), f"{i}.values": block.values}
     return arrays
 
 
 def unpack_jacobian(message: NamedArrays, outputs: int, columns: int, like: Tensor) -> Jacobian:
     """The Jacobian in an upload, every shape and column span checked against the network's (d2, d)."""
     check_network(message, outputs, columns)
-    blocks: list[Block] = []
-    claimed: list[slice] = []
-    rows: int | None = None
-    while f"{len(blocks)}.spans" in message.arrays:
-        i = len(blocks)
+    blocks, claimed, rows = list[Block](), list[slice](), None
+    while f"{(i := len(blocks))}.spans" in message.arrays:
         spans = _unpack_spans(message.take(f"{i}.spans", (None, 2)), columns)
-        claimed += [s for s in spans if s is not None]
-        if f"{i}.values" in message.arrays:
-            blocks.append(_dense(message, f"{i}.values", rows, outputs, spans, like))
-        else:
-            blocks.append(_factored(message, i, rows, outputs, spans, like))
-        rows = blocks[-1].tensors()[0].shape[0]
+        claimed += filter(None, spans)
+        read = _dense if f"{i}.values" in message.arrays else _factored
+        blocks.append(read(message, i, rows, outputs, spans, like))
+        rows = len(blocks[-1].tensors()[0])
     if not blocks or not rows:
         raise MessageError("an upload without a Jacobian")
     claimed.sort(key=lambda s: int(s.start))
@@ -65,14 +61,14 @@ def check_network(message: NamedArrays, outputs: int, columns: int) -> None:
 
 
 def _dense(
-    message: NamedArrays, name: str, rows: int | None, outputs: int, spans: list[slice | None], like: Tensor
+    message: NamedArrays, i: int, rows: int | None, outputs: int, spans: list[slice | None], like: Tensor
 ) -> DenseBlock:
     """A block of derivatives [rows, d2, columns] as they are."""
     columns = tuple(s for s in spans if s is not None)
     if not columns or len(columns) < len(spans):
         raise MessageError("a dense block does not say which weights it is for")
     width = sum(_width(s) for s in columns)
-    return DenseBlock(message.take(name, (rows, outputs, width), like).contiguous(), columns)
+    return DenseBlock(message.take(f"{i}.values", (rows, outputs, width), like).contiguous(), columns)
 
 
 def _factored(
@@ -87,15 +83,13 @@ def _factored(
         number, settings = int(layer[0]), tuple(layer[1:].tolist())
     g = message.take(f"{i}.g", (rows, outputs, None), like)
     a = message.take(f"{i}.a")
-    if rows is not None and (a.ndim == 0 or len(a) != rows):
-        raise MessageError(f"'{i}.a' has shape {list(a.shape)}, not {rows} rows")
     # Integers stay what they are: tokens. Whether the block wants such is for the block to say.
     a = a.to(like) if a.is_floating_point() else a.to(like.device)
-    fits = len(spans) == 2 and a.ndim > 0 and len(a) == len(g)
     weight, bias = spans if len(spans) == 2 else (None, None)
-    many = None if bias is None else _width(bias)
-    if not fits or weight is None or not BLOCKS[number].fits(a, g, _width(weight), many, settings):
-        raise MessageError("a layer's factors do not fit the weights they claim")
+    if weight is None or not a.ndim or len(a) != len(g):
+        raise MessageError(_NO_FIT)
+    if not BLOCKS[number].fits(a, g, _width(weight), None if bias is None else _width(bias), settings):
+        raise MessageError(_NO_FIT)
     return BLOCKS[number](a.contiguous(), g.contiguous(), weight, bias, settings)
 
 

@@ -1,21 +1,49 @@
-"""Messages between server and clients: a kind, a round and named arrays. `jacobians.py` says what a Jacobian's are."""
+"""Messages between server and clients: a kind, a round and named arrays; and their bytes, which only this file knows.
+
+    magic "NTKF" | version u8 | kind u8 | round u32 | arrays u16
+    per array: name length u8, name (ASCII), dtype u8, dimensions u8, sizes u32 each
+    the arrays' bytes, little-endian, in that order | CRC-32 of all before it, u32
+
+Integers are little-endian. Nothing is trusted: every size is checked against the bytes that are there before anything
+is allocated, and a message that does not end exactly where it should is refused. An array costs time to make however
+empty it is, so a message has at most 64 of them, and one more for every 4 KiB: what a byte costs to read is bounded.
+
+**Halves** are arrays in float16, each scaled by a power of two so that its largest value neither overflows nor
+vanishes. Behind them stands the array `exponents`, int16, one for each in their order:
+
+    value = half · 2^(exponent − 14),   2^exponent ≤ max |value| < 2^(exponent + 1)
+
+`jacobians.py` says what a Jacobian's arrays are.
+"""
 
 from __future__ import annotations
 
+import math
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ntkfl.errors import MessageError, NotFinite, unknown
-from ntkfl.wire.container import pack, pack_header, unpack
-from ntkfl.wire.halves import pack_halves, unpack_halves
 
 # Questions of the server (weights, candidates, curvature) and the three kinds of reply; the position is the byte on
 # the wire.
 KINDS = ("weights", "candidates", "rows", "update", "sums", "curvature")
+MAGIC, VERSION = b"NTKF", 1
+EXPONENTS = "exponents"
+MOST_DIMENSIONS = 8
+MOST_ARRAYS = 64  # of a small message
+_ARRAY_BYTES = 4096  # of a large one, for each more
+_HEADER, _CRC = struct.Struct("<4sBBIH"), struct.Struct("<I")
+_DTYPES = tuple(map(np.dtype, ("<f4", "<f8", "<f2", "<u1", "<i1", "<i2", "<i4", "<i8")))
+_TOP = 14  # the largest half lies in [2^14, 2^15): rounding up still stays below float16's 65504
+Numbers = NDArray[Any]
 
 
 class NamedArrays(Protocol):
@@ -29,8 +57,8 @@ class NamedArrays(Protocol):
 
 @dataclass(frozen=True)
 class Message:
-    """`kind` is one of KINDS; arrays by name. Those named in `halves` travel as scaled float16: whoever reads the
-    message finds float32 values, never scaled numbers.
+    """`kind` is one of KINDS; arrays by name, on any device. Those named in `halves` travel as scaled float16: whoever
+    reads the message finds float32 values, never scaled numbers.
     """
 
     kind: str
@@ -43,21 +71,62 @@ class Message:
             raise unknown("kind of message", self.kind, KINDS)
 
     def encode(self) -> bytes:
-        """The message's bytes, as `container.py` has them: what is counted as uplink or downlink."""
-        return pack(KINDS.index(self.kind), self.round, pack_halves(self.arrays, self.halves))
+        """The message's bytes: what is counted as uplink or downlink."""
+        values = self._values()
+        parts: list[bytes | memoryview] = [self._header(values)]
+        parts += (array.reshape(-1).view(np.uint8).data for array in values.values())
+        size = sum(map(len, parts)) + _CRC.size
+        if len(values) > _most_arrays(size):
+            raise MessageError(
+                f"{len(values)} arrays in {size} bytes are more than a message may have: use codec 'dense'"
+            )
+        crc = 0
+        for part in parts:
+            crc = zlib.crc32(part, crc)
+        return b"".join((*parts, _CRC.pack(crc)))
 
     def header(self) -> bytes:
         """What the encoding begins with: kind, round, and the names, types and shapes of all arrays."""
-        return pack_header(KINDS.index(self.kind), self.round, pack_halves(self.arrays, self.halves))
+        return self._header(self._values())
+
+    def _values(self) -> dict[str, Numbers]:
+        """The arrays as they travel: little-endian, halves scaled, behind these their exponents."""
+        values, exponents = dict[str, Numbers](), list[int]()
+        for name, tensor in self.arrays.items():
+            array = tensor.detach().cpu().numpy()
+            if name in self.halves:
+                exponents.append(int(np.frexp(np.abs(array).max(initial=0))[1]) - 1)
+                array = np.ldexp(array, _TOP - exponents[-1]).astype(np.float16)
+            values[name] = np.require(array, array.dtype.newbyteorder("<"), "C")
+        return values | {EXPONENTS: np.array(exponents, "<i2")} if self.halves else values
+
+    def _header(self, values: Mapping[str, Numbers]) -> bytes:
+        parts = [_HEADER.pack(MAGIC, VERSION, KINDS.index(self.kind), self.round, len(values))]
+        for name, array in values.items():
+            if array.dtype not in _DTYPES:
+                raise MessageError(f"array {name!r} has type {array.dtype}, which messages do not carry")
+            form, label = f"<B{len(name)}sBB{array.ndim}I", name.encode("ascii")
+            parts.append(struct.pack(form, len(name), label, _DTYPES.index(array.dtype), array.ndim, *array.shape))
+        return b"".join(parts)
 
     @staticmethod
     def decode(payload: bytes | memoryview) -> Message:
         """The message in these bytes; `MessageError` for anything that is not exactly one."""
-        kind, round, arrays = unpack(payload)
+        if len(payload) < _HEADER.size + _CRC.size:
+            raise MessageError(f"a message of {len(payload)} bytes is shorter than any message")
+        magic, version, kind, round, count = _HEADER.unpack_from(payload)
+        if (magic, version) != (MAGIC, VERSION):
+            raise MessageError(f"not a message of version {VERSION}: is ntkfl the same at both ends?")
         if kind >= len(KINDS):
             raise MessageError(f"message kind {kind} is unknown")
-        arrays, halves = unpack_halves(arrays)
-        return Message(KINDS[kind], round, arrays, halves)
+        if count > _most_arrays(len(payload)):
+            raise MessageError(f"{count} arrays in {len(payload)} bytes are more than a message may have")
+        body = memoryview(payload)[: -_CRC.size]
+        if zlib.crc32(body) != _CRC.unpack_from(payload, len(body))[0]:
+            raise MessageError("the message was damaged on its way: its checksum does not match")
+        arrays = _read_arrays(body, count)
+        halves = _unscale(arrays)
+        return Message(KINDS[kind], round, {name: torch.from_numpy(array) for name, array in arrays.items()}, halves)
 
     def take(self, name: str, shape: tuple[int | None, ...] | None = None, like: Tensor | None = None) -> Tensor:
         """The array `name`, checked: present, of this shape (None: any size), finite; moved and cast like `like`."""
@@ -70,6 +139,57 @@ class Message:
         if self.kind != kind:
             raise MessageError(f"expected a {kind!r} message, got {self.kind!r}")
         return self
+
+
+def _most_arrays(size: int) -> int:
+    """That a message of `size` bytes may have."""
+    return MOST_ARRAYS + size // _ARRAY_BYTES
+
+
+def _read_arrays(body: memoryview, count: int) -> dict[str, Numbers]:
+    """The `count` arrays behind the header of a message without its checksum."""
+    heads: list[tuple[str, int, tuple[int, ...]]] = []
+    at = _HEADER.size
+    try:
+        for _ in range(count):
+            end = at + 1 + body[at]
+            name, code, dimensions = str(body[at + 1 : end], "ascii"), body[end], body[end + 1]
+            if dimensions > MOST_DIMENSIONS:
+                raise MessageError(f"array {name!r} has {dimensions} dimensions, more than any message needs")
+            heads.append((name, code, struct.unpack_from(f"<{dimensions}I", body, end + 2)))
+            at = end + 2 + 4 * dimensions
+    except (IndexError, struct.error, UnicodeDecodeError):
+        raise MessageError("the message's list of arrays is broken") from None
+    arrays: dict[str, Numbers] = {}
+    for name, code, shape in heads:
+        if code >= len(_DTYPES) or name in arrays:
+            raise MessageError(f"array {name!r} has an unknown type or stands twice")
+        dtype = _DTYPES[code]
+        size = math.prod(shape) * dtype.itemsize
+        if at + size > len(body):
+            raise MessageError(f"array {name!r} of shape {list(shape)} does not fit into the message")
+        try:
+            arrays[name] = np.ndarray(shape, dtype, body, at).astype(dtype.newbyteorder("="))
+        except (ValueError, TypeError, OverflowError):  # no numbers, in a shape too large to be one
+            raise MessageError(f"array {name!r} cannot have the shape {list(shape)}") from None
+        at += size
+    if at != len(body):
+        raise MessageError(f"{len(body) - at} bytes too many at the end of the message")
+    return arrays
+
+
+def _unscale(arrays: dict[str, Numbers]) -> tuple[str, ...]:
+    """Give each scaled half its value in float32, in place; the names of these. Values too large become infinite."""
+    if EXPONENTS not in arrays:
+        return ()
+    exponents = arrays.pop(EXPONENTS)
+    names = tuple(name for name, array in arrays.items() if array.dtype == np.float16)
+    if exponents.dtype != np.int16 or exponents.shape != (len(names),):
+        raise MessageError(f"{len(names)} float16 arrays and exponents of {exponents.dtype} {list(exponents.shape)}")
+    with np.errstate(over="ignore"):
+        for name, exponent in zip(names, exponents.tolist(), strict=True):
+            arrays[name] = np.ldexp(arrays[name].astype(np.float32), exponent - _TOP)
+    return names
 
 
 def take_array(

@@ -56,8 +56,7 @@ def dequantize(levels: Levels, norm: float, bits: int) -> Tensor:
 def encode_levels(levels: Levels, bits: int) -> Bytes:
     """The levels' bytes, `bits` bits a value; bits to spare in the last one are zero."""
     codes = np.abs(levels) | (levels < 0).astype(np.int32) << (bits - 1)
-    table = np.unpackbits(codes.astype(">u2").view(np.uint8).reshape(-1, 2), axis=1)
-    return np.packbits(table[:, 16 - bits :])
+    return np.packbits(codes[:, None] >> np.arange(bits)[::-1] & 1)
 
 
 def decode_levels(data: Bytes, n: int, bits: int) -> Levels:
@@ -67,9 +66,7 @@ def decode_levels(data: Bytes, n: int, bits: int) -> Levels:
     stream = np.unpackbits(data)
     if stream[n * bits :].any():
         raise MessageError("a quantised vector has bits too many")
-    table = np.zeros((n, 16), dtype=np.uint8)
-    table[:, 16 - bits :] = stream[: n * bits].reshape(n, bits)
-    codes = np.packbits(table, axis=1).view(">u2").reshape(-1).astype(np.int32)
+    codes = stream[: n * bits].reshape(n, bits) @ (1 << np.arange(bits, dtype=np.int32)[::-1])
     sign = 1 << (bits - 1)
     if (codes == sign).any():
         raise MessageError("a quantised vector has a level of minus zero")

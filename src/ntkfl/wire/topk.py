@@ -26,21 +26,18 @@ Relative error, at most: float32 2^−24; 8bit (hi/lo)^(1/252) − 1, half a ste
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, MessageError, NotFinite, NumericalError, unknown
+from ntkfl.errors import MessageError, NumericalError
 from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.sparse import SparseBlock
 from ntkfl.wire.jacobians import check_network
 from ntkfl.wire.message import NamedArrays
-
-# How values travel: their type on the wire, and how many scales a row has.
-VALUES = {"float32": (torch.float32, 0), "8bit": (torch.uint8, 2)}
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
@@ -49,83 +46,55 @@ Floats = NDArray[np.float32]
 _TOP = 127  # the largest magnitude code
 
 
-def topk_bytes(n: int, k: int, values_as: str = "8bit") -> int:
-    """Bytes of a row: positions, values and scales."""
-    kind, scales = _kind(values_as)
-    return -(-_bits(n, k)[1] // 8) + k * kind.itemsize + 4 * scales
-
-
-def encode_topk(values: Tensor, positions: Tensor, size: int, values_as: str = "8bit") -> dict[str, Tensor]:
-    """values [N, k] at positions [N, k] < size, increasing along rows -> positions uint8 [N, bytes], values [N, k],
-    and for 8bit scale [N, 2]. All on the CPU; N is at least 1."""
-    kind, _ = _kind(values_as)
-    if values.ndim != 2 or values.shape != positions.shape or not len(values) or not 0 < values.shape[1] <= size:
-        raise MessageError(
-            f"values {list(values.shape)} and positions {list(positions.shape)} are no rows of at most {size} values"
-        )
-    where: Ints = positions.detach().cpu().long().numpy()
-    _check_positions(where, size)
-    with np.errstate(over="ignore", under="ignore"):  # a value too small for float32 rounds to zero
-        numbers: Floats = values.detach().cpu().numpy().astype(np.float32)
-    if not np.isfinite(numbers).all():
-        raise NumericalError("a row to send has values that are not finite in float32: the training diverged")
-    arrays = {"positions": torch.from_numpy(np.stack([_spell(row, size) for row in where]))}
-    if kind == torch.float32:
-        return arrays | {"values": torch.from_numpy(numbers)}
-    codes, scales = zip(*map(_to_codes, numbers), strict=True)
-    return arrays | {"values": torch.from_numpy(np.stack(codes)), "scale": torch.from_numpy(np.stack(scales))}
-
-
-def decode_topk(
-    arrays: Mapping[str, Tensor], size: int, k: int, values_as: str = "8bit", dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
-    """(values [N, k] in `dtype`, positions [N, k] int64) of what `encode_topk` made; `MessageError` for all else."""
-    kind, scales = _kind(values_as)
-    expected = {"positions": (torch.uint8, -(-_bits(size, k)[1] // 8)), "values": (kind, k)}
-    if scales:
-        expected["scale"] = (torch.float32, scales)
-    if set(arrays) != set(expected):
-        raise MessageError(f"top-k rows consist of {', '.join(expected)}; got {', '.join(sorted(arrays)) or 'nothing'}")
-    rows = len(arrays["values"]) if arrays["values"].ndim else 0
-    for name, (wanted, width) in expected.items():
-        array = arrays[name]
-        if not rows or array.dtype != wanted or array.shape != (rows, width):
-            raise MessageError(
-                f"{name!r} of top-k rows must be {wanted} [{rows}, {width}], not {array.dtype} {list(array.shape)}"
-            )
-        if array.is_floating_point() and not bool(array.isfinite().all()):
-            raise NotFinite(f"{name!r} of top-k rows has values that are not finite")
-    where = np.stack([_read(row, size, k) for row in arrays["positions"].cpu().numpy()])
-    _check_positions(where, size)
-    numbers = arrays["values"].cpu().numpy()
-    if scales:
-        numbers = np.stack([_from_codes(*row) for row in zip(numbers, arrays["scale"].cpu().numpy(), strict=True)])
-    return torch.from_numpy(numbers).to(dtype), torch.from_numpy(where)
+def topk_form(n: int, k: int, values_as: str = "8bit") -> dict[str, tuple[torch.dtype, int]]:
+    """The arrays of rows of k of n values: type, and numbers in a row."""
+    form = {"topk.positions": (torch.uint8, -(-_bits(n, k)[1] // 8))}
+    if values_as == "float32":
+        return form | {"topk.values": (torch.float32, k)}
+    return form | {"topk.values": (torch.uint8, k), "topk.scale": (torch.float32, 2)}
 
 
 def pack_topk(J: Jacobian, values_as: str = "8bit") -> dict[str, Tensor]:
-    """A sparsified Jacobian as arrays of a message."""
+    """A sparsified Jacobian [N, d2, d] as arrays of a message, with k of n = d2·d values a row."""
     if len(J.blocks) != 1 or not isinstance(J.blocks[0], SparseBlock):
         raise MessageError("only a sparsified Jacobian travels as top-k rows: call sparsify first")
-    block = J.blocks[0]
-    coded = encode_topk(block.values, block.positions, J.shape[1] * J.shape[2], values_as)
-    arrays = {"jacobian": torch.tensor(J.shape[1:], dtype=torch.int64)}
-    return arrays | {f"topk.{name}": array for name, array in coded.items()}
+    block, size = J.blocks[0], J.shape[1] * J.shape[2]
+    with np.errstate(over="ignore", under="ignore"):  # a value too small for float32 rounds to zero
+        numbers: Floats = block.values.detach().cpu().numpy().astype(np.float32)
+    if not np.isfinite(numbers).all():
+        raise NumericalError("a row to send has values that are not finite in float32: the training diverged")
+    coded = (
+        [numbers] if values_as == "float32" else [np.stack(part) for part in zip(*map(_to_codes, numbers), strict=True)]
+    )
+    positions = np.stack([_spell(row, size) for row in block.positions.cpu().long().numpy()])
+    parts = zip(topk_form(size, numbers.shape[1], values_as), (positions, *coded), strict=True)
+    network = {"jacobian": torch.tensor(J.shape[1:], dtype=torch.int64)}
+    return network | {name: torch.from_numpy(part) for name, part in parts}
 
 
 def unpack_topk(message: NamedArrays, outputs: int, columns: int, k: int, values_as: str, like: Tensor) -> Jacobian:
     """The sparsified Jacobian in an upload, checked against the network's (d2, d) and the run's k."""
     check_network(message, outputs, columns)
-    arrays = {name.removeprefix("topk."): a for name, a in message.arrays.items() if name.startswith("topk.")}
-    values, positions = decode_topk(arrays, outputs * columns, k, values_as, like.dtype)
-    block = SparseBlock(values.to(like.device), positions.to(like.device), outputs, columns)
+    form, size = topk_form(outputs * columns, k, values_as), outputs * columns
+    if found := {name for name in message.arrays if name.startswith("topk.")} ^ form.keys():
+        raise MessageError(f"top-k rows consist of {', '.join(form)}; missing or too many: {', '.join(sorted(found))}")
+    coded, rows = list[NDArray[Any]](), None
+    for name, (dtype, width) in form.items():
+        array = message.take(name, (rows, width))
+        rows = len(array)
+        if not rows or array.dtype != dtype:
+            raise MessageError(f"{name!r} of top-k rows must be {dtype} of at least one row, not {array.dtype}")
+        coded.append(array.cpu().numpy())
+    data, values, *scales = coded
+    positions = np.stack([_read(row, size, k) for row in data])
+    if not (positions[:, 1:] > positions[:, :-1]).all() or positions[:, -1].max() >= size:
+        raise MessageError(f"top-k positions must increase strictly from 0 to below {size}")
+    if scales:
+        values = np.stack([_from_codes(*row) for row in zip(values, *scales, strict=True)])
+    block = SparseBlock(
+        torch.from_numpy(values).to(like), torch.from_numpy(positions).to(like.device), outputs, columns
+    )
     return Jacobian([block], outputs, columns)
-
-
-def _kind(values_as: str) -> tuple[torch.dtype, int]:
-    if values_as not in VALUES:
-        raise unknown("kind of values", values_as, VALUES)
-    return VALUES[values_as]
 
 
 # Positions, row by row.
@@ -133,8 +102,6 @@ def _kind(values_as: str) -> tuple[torch.dtype, int]:
 
 def _bits(n: int, k: int) -> tuple[int, int]:
     """(l, B): low bits of a position, bits of a row."""
-    if not 0 < k <= n:
-        raise ConfigError(f"a row of {n} values cannot keep {k} of them")
     low = (n // k).bit_length() - 1
     return low, k * low + k + ((n - 1) >> low)
 
@@ -161,12 +128,6 @@ def _read(data: Bytes, n: int, k: int) -> Ints:
     below = stream[: k * low].reshape(k, low).astype(np.int64) << np.arange(low)
     positions: Ints = (found - np.arange(k) << low) + below.sum(1)
     return positions
-
-
-def _check_positions(positions: Ints, n: int) -> None:
-    increasing = (positions[:, 1:] > positions[:, :-1]).all()
-    if not increasing or positions[:, 0].min() < 0 or positions[:, -1].max() >= n:
-        raise MessageError(f"top-k positions must increase strictly from 0 to below {n}")
 
 
 # Values, row by row.

@@ -24,11 +24,20 @@ from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods.base import Method
 from ntkfl.methods.replies import SAMPLES, Addend, Addends, Sums
 from ntkfl.methods.task import ClientRound, Task
-from ntkfl.privacy.discrete_gaussian import discrete_gaussians
-from ntkfl.privacy.randomness import Purpose, Randomness
+from ntkfl.privacy.randomness import Purpose, Randomness, discrete_gaussians
 from ntkfl.privacy.settings import Privacy
-from ntkfl.privacy.sum_accounting import Guarantee, Participation, Release, guarantee
-from ntkfl.privacy.sum_noise import COUNT, GRAINS, ROUNDING, SumBudget, integer_change, to_integers
+from ntkfl.privacy.sum_noise import (
+    COUNT,
+    GRAINS,
+    ROUNDING,
+    Guarantee,
+    Participation,
+    Release,
+    SumBudget,
+    guarantee,
+    integer_change,
+    to_integers,
+)
 from ntkfl.progress import plural
 from ntkfl.wire.message import Message
 
