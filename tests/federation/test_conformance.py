@@ -18,13 +18,12 @@ from torch import Tensor
 import ntkfl
 from ntkfl.errors import ConfigError
 from ntkfl.federation.simulation import Simulation
-from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import METHODS, Method, SumNTKFL, Task
 from ntkfl.methods.base import adds_noise, privacy_of
 from ntkfl.methods.replies import Reply
 from ntkfl.privacy.settings import Privacy
 from ntkfl.wire import Message
-from tests.federation.rounds import small_client, small_task
+from tests.federation.rounds import sifted, small_client, small_task
 
 QUICK: dict[str, Any] = {"local_steps": 3, "steps": (50.0, 400.0)}
 # What each method is tested under beside plain replies; the exact reasons of refusals are in test_settle.py.
@@ -108,7 +107,7 @@ class Conversation:
 def test_honest_replies_survive_their_bytes_pass_and_have_the_form_of_a_blank_one(name: str) -> None:
     talk = Conversation(name)
     for question, messages in talk.exchanges:
-        kept = filter_replies(talk.kind(question), talk.task, messages)
+        kept = sifted(talk.kind(question), talk.task, messages)
         assert not kept.rejected, kept.reasons
         assert sum(map(len, kept.replies)) == sum(len(talk.kind(question)(m.arrays)) for m in messages)
         for reply, message in zip(kept.replies, messages, strict=True):
@@ -138,7 +137,7 @@ def test_a_broken_reply_costs_its_client_and_is_counted_with_its_reason(name: st
         for array in messages[1].arrays:
             arrays = {n: BROKEN[how](n, a) if n == array else a for n, a in messages[1].arrays.items()}
             bad = dataclasses.replace(messages[1], arrays={n: a for n, a in arrays.items() if a is not None}, halves=())
-            kept = filter_replies(talk.kind(question), talk.task, [messages[0], bad, *messages[2:]])
+            kept = sifted(talk.kind(question), talk.task, [messages[0], bad, *messages[2:]])
             assert set(kept.rejected) <= {"not finite", "malformed", "extreme"}
             assert kept.reasons.keys() == kept.rejected.keys()
             assert all(kept.reasons.values())

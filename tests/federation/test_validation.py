@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from ntkfl.federation.validation import Filtered, filter_replies
 from ntkfl.methods import METHODS, NTKFL, Method, Privacy
 from ntkfl.wire import Message
-from tests.federation.rounds import lying, play_round, scaled, small_client, small_task
+from tests.federation.rounds import lying, play_round, scaled, sifted, small_client, small_task
 
 CODECS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
@@ -34,9 +34,9 @@ class Sent:
         self.kind = method.replies[asked.kind]
         self.messages = [method.answer(self.task, asked, person).message(1) for person in self.people]
 
-    def filtered(self, **changed: Message) -> Filtered:
+    def filtered(self, **changed: Message) -> SimpleNamespace:
         """With client i's message replaced by the one given as `ci`."""
-        return filter_replies(self.kind, self.task, [changed.get(f"c{i}", m) for i, m in enumerate(self.messages)])
+        return sifted(self.kind, self.task, [changed.get(f"c{i}", m) for i, m in enumerate(self.messages)])
 
 
 def changed(message: Message, **arrays: torch.Tensor) -> Message:
@@ -61,7 +61,7 @@ def test_a_bad_row_costs_that_row(options: Any, privacy: Any, value: float, why:
     for name in [n for n, a in third.arrays.items() if a.is_floating_point() and not n.endswith("positions")]:
         kept = sent.filtered(c2=changed(third, **{name: with_row(third.arrays[name], 3, value)}))
         assert kept.rejected == Counter({why: 1})
-        assert (sum(map(len, kept.replies)), kept.touched) == (29, 1)
+        assert (sum(map(len, kept.replies)), kept.rejected_clients) == (29, 1)
         assert kept.replies[2].message(1).encode() == good.encode()
 
 
@@ -115,7 +115,7 @@ def test_replies_of_another_round_or_kind_are_left_out() -> None:
     sent = Sent(NTKFL())
     late = dataclasses.replace(sent.messages[1], round=2)
     kept = sent.filtered(c0=Message("update", 1, {"weights": torch.zeros(3)}), c1=late)
-    assert (len(kept.replies), kept.touched) == (3, 2)
+    assert (len(kept.replies), kept.rejected_clients) == (3, 2)
 
 
 @pytest.mark.parametrize("name", ["ntk-fl", "cp-ntk-fl", "fedavg", "qsgd"])

@@ -65,7 +65,7 @@ def test_under_masks_the_count_of_a_large_client_keeps_all_of_its_noise() -> Non
         reply = method.answer(task, asked(task), one)
         assert isinstance(reply, GradientSums)
         addends = reply.addends(method, task, asked(task))
-        schema = SumSchema.of("sums", addends, 1)
+        schema = SumSchema.of(addends, 1)
         counts.append(schema.decode(schema.encode(addends, one.randomness), 1)[0]["samples"].double())
     drawn, width = torch.cat(counts) - 8 * COUNT, method.widths(task, {"gradient": task.like.numel(), "samples": 1})
     assert abs(float(drawn.mean())) < 5 * width["samples"] / math.sqrt(200)
@@ -79,8 +79,8 @@ def test_noisy_sums_say_nothing_without_noise(method: PrivateSums) -> None:
     for epsilon in (3.0, None):
         task = private_task(method, epsilon=epsilon, secure_sum=True)
         reply = method.answer(task, asked(task), client)
-        schema = SumSchema.of("sums", reply.addends(method, task, asked(task)), 2)
-        assert set(schema.names) - set(reply.arrays) == (set() if epsilon else {"bounded"})
+        schema = SumSchema.of(reply.addends(method, task, asked(task)), 2)
+        assert {name for name, *_ in schema.parts} - set(reply.arrays) == (set() if epsilon else {"bounded"})
 
 
 def test_noise_has_the_width_that_the_budget_asks_for() -> None:

@@ -117,7 +117,7 @@ def audit_canaries(
         robust=config.robust,
     )
     attacker = _Attacker(cast(NoisySums, simulation.method), simulation, planted, owners, coins, data.sizes)
-    simulation.clients.respond, simulation.local.listener = attacker.respond, attacker
+    simulation.clients.respond, simulation.clients.listener = attacker.respond, attacker
     simulation.run(config.rounds, callbacks=[])
     budget, scores, error = method.budget(simulation.task), attacker.scores(), (1 - CONFIDENCE) / 2
     assert budget is not None

@@ -154,7 +154,7 @@ def capture(
         config = RunConfig(**given | {"privacy": config.settled[0].model_copy(update={"secure_sum": False})})
     simulation = simulation_of(config, data)
     first = _FirstExchange(round, simulation.method, simulation.task.privacy.shuffle)
-    simulation.local.listener = first
+    simulation.clients.listener = first
     after = simulation.run(round, callbacks=[on_round] if on_round else []).checkpoint["state/weights"]
     simulation = simulation_of(config, data)  # as it was before the first round, to ask what clients held
     task, broadcast, cohort = simulation.task, Message.decode(first.question), first.cohort

@@ -22,7 +22,7 @@ from ntkfl.data.moments import Standardization
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.federation.byzantine import Byzantine
-from ntkfl.federation.client import honest, split_frozen
+from ntkfl.federation.client import split_frozen
 from ntkfl.federation.config import (
     RunConfig,
     build_model,
@@ -33,8 +33,8 @@ from ntkfl.federation.config import (
 )
 from ntkfl.federation.run import Run
 from ntkfl.federation.run_folder import Record, RunFolder, without_draw
-from ntkfl.federation.server import OwnTestSet, Server
-from ntkfl.federation.transport import LocalTransport, SimulatedClients, Transport
+from ntkfl.federation.server import Server
+from ntkfl.federation.transport import LocalTransport, Transport
 from ntkfl.methods import Method, Task
 from ntkfl.methods.base import fitted, kinds_of, settle
 from ntkfl.methods.replies import by_samples
@@ -148,7 +148,7 @@ def simulation_of(config: RunConfig, data: Federated, device: str | None = None)
 class Simulation:
     """A federation in this process, and its server: everything is checked and built here, before the first round.
 
-    `clients` are the simulated clients, `task` the network with its loss, `server` plays the rounds. Where
+    `clients` is the way to the simulated clients, `task` the network with its loss, `server` plays the rounds. Where
     `privacy` asks for projected inputs, P follows from `seed`, which is no secret. With `byzantine`, some clients
     cheat. Unless `repeatable`, what clients draw, such as noise, comes from the operating system.
     """
@@ -205,20 +205,11 @@ class Simulation:
             robust=self.robust,
             total_clients=len(self.data),
         )
-        liars, respond = None, honest
+        self.clients = LocalTransport(self.data, self.task, self.method, seed, repeatable=repeatable, features=features)
         if byzantine is not None:
             byzantine.check(self.method)
-            liars = byzantine.drawn(seed, len(self.data))
-            respond = partial(byzantine.reply, liars)
-        self.clients = SimulatedClients(
-            self.data,
-            self.task,
-            self.method,
-            seed,
-            repeatable=repeatable,
-            respond=respond,
-            features=features,
-        )
+            self.clients.byzantine = byzantine.drawn(seed, len(self.data))
+            self.clients.respond = partial(byzantine.reply, self.clients.byzantine)
         test = self.clients.place(data.test)
         self._check_model(test[0][:2])
         self.task.example = torch.zeros_like(test[0][:1]), torch.zeros_like(test[1][:1])
@@ -226,25 +217,21 @@ class Simulation:
         if held is not None:
             xs, ys = zip(*(held.client(i) for i in range(len(held))), strict=True)
             self.task.validation = self.clients.place((torch.cat(xs), torch.cat(ys)))
-        self.local = LocalTransport(self.clients, liars)
+        transport: Transport = self.clients
+        if self.privacy.shuffle or self.privacy.secure_sum:
+            from ntkfl.federation.shuffled import LocalShuffler  # sealing is an extra: only shuffled runs need it
+
+            transport = LocalShuffler(self.clients, self.task, self.method, self.clients.rows, seed)
         self.server = Server(
             model,
             self.task,
             self.method,
-            self._transport(),
-            OwnTestSet(test, self.task.validation),
+            transport,
+            test,
             clients_per_round=self.clients_per_round,
             seed=seed,
             count_attempts=self.privacy.epsilon is not None and not repeatable,
         )
-
-    def _transport(self) -> Transport:
-        """The way to the clients: direct, or through a shuffler where privacy asks for one."""
-        if not (self.privacy.shuffle or self.privacy.secure_sum):
-            return self.local
-        from ntkfl.federation.shuffled import LocalShuffler  # sealing is an extra: only shuffled runs need it
-
-        return LocalShuffler(self.local, self.task, self.method, self.clients.rows, self.seed)
 
     def run(
         self,
@@ -283,46 +270,45 @@ class Simulation:
         return Run(trained, history, timings, described, self.server.checkpoint(), self.method)
 
     def _described(self, rounds: int, stop_at: float | None, settings: Mapping[str, Any] | None) -> dict[str, Any]:
-        """What the run's folder says of it. Where noise protects records or clients, nothing exact about training data
-        is among it: no client's name, no number of samples, no digest of the data.
+        """What the run's folder says of it: `settings`, or what identifies model and data where names cannot. Where
+        noise protects records, nothing exact about training data is among it: no client's name, no number of samples,
+        no digest of the data.
         """
-        data, exact = self.data, self.privacy.epsilon is None
-        described = dict(self._made_in_python(exact) if settings is None else settings)
+        data, exact, described = self.data, self.privacy.epsilon is None, dict(settings or {})
+        if settings is None:
+            found = self.all_data.describe() | {"fingerprint": self.all_data.fingerprint()}
+            hidden = () if exact else ("samples", "fingerprint")
+            start = flatten(self.model).detach()
+            with eager(self.model) as own:
+                model = {"class": type(own).__name__, "weights": start.numel()}
+            described = {
+                "ntkfl": __version__,
+                "simulation": True,
+                "clients_per_round": self.clients_per_round,
+                "seed": self.seed,
+                "hold_out": self.hold_out,
+                **describe_settings(self.privacy, self.robust),
+                "data": {name: value for name, value in found.items() if name not in hidden},
+                "model": model | {"start": hashlib.sha256(start.cpu().numpy().tobytes()).hexdigest()},
+            }
         shape: dict[str, Any] = {"inputs": list(data.input_shape), "outputs": data.output_dim}
         shape["precision"] = str(self.task.like.dtype).removeprefix("torch.")
         if self.clients.projection is not None:  # which seed projects: a name for it, never the seed
             shape["key_id"] = self.clients.secret.key_id
+        # For people who look at the run, and for files read later: messages have numbers.
+        names = {"clients": data.client_names if exact else (), "classes": data.class_names}
+        names |= {"features": data.feature_names}
+        optional = {
+            "byzantine": self.byzantine and self.byzantine.model_dump(mode="json"),
+            "constant": self.server.constant,
+            "names": {kind: listed for kind, listed in names.items() if listed},
+            # The trained model needs it for whatever inputs come later.
+            "standardization": data.standardization
+            and Standardization.of(data.standardization).model_dump(mode="json"),
+        }
         described |= {"rounds": rounds, "stop_at": stop_at, "shape": shape}
         described |= {"method": describe_method(self.method), "promises": self._promises(rounds)}
-        if self.byzantine is not None:
-            described["byzantine"] = self.byzantine.model_dump(mode="json")
-        if self.server.constant:
-            described["constant"] = self.server.constant
-        clients = data.client_names if exact else ()
-        names = {"clients": clients, "classes": data.class_names, "features": data.feature_names}
-        if any(names.values()):  # for people who look at the run, and for files read later: messages have numbers
-            described["names"] = {kind: listed for kind, listed in names.items() if listed}
-        if data.standardization is not None:  # the trained model needs it for whatever inputs come later
-            described["standardization"] = Standardization.of(data.standardization).model_dump(mode="json")
-        return described
-
-    def _made_in_python(self, exact: bool) -> dict[str, Any]:
-        """What identifies model and data, where names cannot."""
-        start = hashlib.sha256(flatten(self.model).detach().cpu().numpy().tobytes()).hexdigest()
-        with eager(self.model) as own:
-            kind = type(own).__name__
-        data = self.all_data.describe() | {"fingerprint": self.all_data.fingerprint()}
-        hidden = () if exact else ("samples", "fingerprint")
-        return {
-            "ntkfl": __version__,
-            "simulation": True,
-            "clients_per_round": self.clients_per_round,
-            "seed": self.seed,
-            "hold_out": self.hold_out,
-            **describe_settings(self.privacy, self.robust),
-            "data": {name: value for name, value in data.items() if name not in hidden},
-            "model": {"class": kind, "weights": flatten(self.model).numel(), "start": start},
-        }
+        return described | {name: value for name, value in optional.items() if value}
 
     def _promises(self, rounds: int) -> dict[str, Any]:
         """The table `promises` of the run's folder: guarantees with what they assume, for a client in every round, and

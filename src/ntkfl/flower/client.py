@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ntkfl.crypto.context import bind
 from ntkfl.data.own import Array, Pair, TorchData, checked_pair, read_torch
 from ntkfl.errors import ConfigError, DataError, ModelError, Refused
-from ntkfl.federation.client import Client, Memory, SeededRandomness, seeded_torch, split_frozen
+from ntkfl.federation.client import Client, Draws, seeded, seeded_torch, split_frozen
 from ntkfl.federation.policy import Agreed, Site, Terms, noisy
 from ntkfl.flower.messages import NOTES, Notes, content, digest, needs_shuffler, note, outputs_of, payload_of
 from ntkfl.methods import State, Task
@@ -74,7 +74,7 @@ def reply(
         raise ConfigError(f"{method.name} with these settings needs a shuffler: give reply(…, through=…)")
     key = _enter(context, run)
     number = int(context.node_config.get("partition-id", context.node_id))
-    drawn = _KeyedRandomness(key, number) if seed is None else SeededRandomness(seed, number)
+    drawn = _keyed(key, number) if seed is None else seeded(seed, number)
     with full_precision(), eager(model) as own:
         fitted = own
         if flatten(own).dtype != (dtype := getattr(torch, terms.precision)):
@@ -96,13 +96,14 @@ def reply(
             task = Task(trained, terms.outputs, method.loss, label_smoothing=method.label_smoothing, privacy=privacy)
             task.example, task.one_by_one = (torch.zeros_like(x[:1]), torch.zeros_like(y[:1])), private
             memory = ContextMemory(context, (asked.round, exchange))
-            rows = None if through is None else through.rows(agreed)
-            found = Client(number, task, method, lambda: (x, y), drawn, memory=memory, rows=rows).answer(asked)
+            kept, rows = memory.before(), None if through is None else through.rows(agreed)
+            found = Client(number, task, method, lambda: (x, y), drawn, memory=kept, rows=rows).answer(asked)
+            memory.keep(kept)
             return found.encode() if through is None else through.seal(found, method, task, randomness)
 
         # What a user's own code draws from torch follows from the round: a loader that shuffles reads the same samples
         # in the same order for all questions of a round.
-        randomness = drawn.of_round(asked.round)
+        randomness = drawn(asked.round)[0]
         with seeded_torch(flatten(fitted).device, randomness.seed("batches")), _errors_stay_here(site):
             payload = site.release(run, asked.round, exchange, question, answer)
     if through is not None:
@@ -164,24 +165,17 @@ def _placed(x: Tensor, y: Tensor, model: nn.Module, agreed: Agreed, terms: Terms
     return x, y
 
 
-class _KeyedRandomness:
+def _keyed(key: bytes, number: int) -> Draws:
     """From this client's secret key of the run: nobody else can know it, and a question that comes again finds it."""
 
-    def __init__(self, key: bytes, number: int) -> None:
-        self.key, self.number = key, number
-
-    def _of(self, what: str, round: int) -> bytes:
+    def of(what: str, round: int) -> bytes:
         """32 bytes for one purpose and round, unrelated to all others."""
-        return hashlib.sha256(bind("ntkfl flower v1", what, self.key, self.number, round)).digest()
+        return hashlib.sha256(bind("ntkfl flower v1", what, key, number, round)).digest()
 
-    def subsampling(self, round: int) -> random.Random:
-        return random.Random(self._of("subsample", round))  # 256 bits; which samples were drawn never shows
-
-    def of_round(self, round: int) -> Randomness:
-        return Randomness(self._of("round", round))
+    return lambda round: (Randomness(of("round", round)), random.Random(of("subsample", round)))
 
 
-class ContextMemory(Memory):
+class ContextMemory:
     """What a client keeps between rounds, in `context.state`: as it was after earlier rounds, and after each question
     of this one. A question `at` (round, exchange) that comes again finds what it found at first.
     """
@@ -193,13 +187,14 @@ class ContextMemory(Memory):
             round, exchange, name = key.split("/", 2)
             self.steps.setdefault((int(round), int(exchange)), {})[name] = tensor
 
-    def before(self, round: int) -> State:
+    def before(self) -> State:
         """As it was before this question."""
         past = [step for step in self.steps if step < self.at]
         return dict(self.steps[max(past)]) if past else {}
 
-    def keep(self, round: int, memory: State) -> None:
+    def keep(self, memory: State) -> None:
         """What this question leaves behind; of earlier rounds the last state stays, and of this one all steps."""
+        round = self.at[0]
         last = max((step for step in self.steps if step[0] < round), default=None)
         steps = {s: kept for s, kept in self.steps.items() if s == last or (round, 0) <= s < self.at}
         steps[self.at] = {name: t.detach().cpu() for name, t in memory.items()}

@@ -104,7 +104,7 @@ class Shuffler:
         if not task.privacy.secure_sum:
             return seal_reply(reply, answer.round, agreed.rows if reply.sampled else 1, *where)
         addends = reply.addends(method, task, question)
-        return mask_reply(SumSchema.of(reply.kind, addends, agreed.clients).encode(addends, randomness), *where)
+        return mask_reply(SumSchema.of(addends, agreed.clients).encode(addends, randomness), *where)
 
     def deliver(self, sealed: bytes, summed: bool) -> bytes:
         """The shuffler's receipt: it holds what was sealed, for the question that was heeded. May be repeated."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ntkfl.federation.transport import Traffic
 from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import NTKFL, ClientRound, Task
 from ntkfl.methods.ntk_fl import CandidateLosses, candidates_question, unpack_candidates
@@ -62,7 +63,8 @@ class _Case:
             sent = [method.answer(task, question, client).message(1).encode() for client in self.clients]
             kind = method.replies[question.kind]
             try:
-                outgoing = conversation.send(filter_replies(kind, task, [Message.decode(one) for one in sent]).replies)
+                received = [Message.decode(one) for one in sent]
+                outgoing = conversation.send(filter_replies(kind, task, received, Traffic()))
             except StopIteration as end:
                 new: Tensor = end.value.state["weights"]
                 return new
