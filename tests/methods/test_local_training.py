@@ -16,7 +16,7 @@ from ntkfl.methods import METHODS, NTKFL, Centralized, ClientRound, FedAvg, Task
 from ntkfl.methods.averaging.local_training import train_locally
 from ntkfl.methods.replies import Update
 from ntkfl.methods.robust import Robust
-from ntkfl.methods.task import flat_statistics, load_statistics
+from ntkfl.methods.task import STATISTICS, load_statistics, statistics_of
 from ntkfl.privacy.randomness import Randomness
 from tests.methods.rounds import gradient, one_weight, play, receive, scalar_client, small_clients, small_task
 
@@ -136,20 +136,22 @@ def test_batch_normalisation_trains_as_in_plain_pytorch() -> None:
         optimiser.step()
     expected = torch.cat([p.detach().flatten() for p in reference.parameters()])
     torch.testing.assert_close(trained.weights, expected, atol=1e-12, rtol=0)
-    torch.testing.assert_close(trained.statistics, flat_statistics(reference), atol=1e-12, rtol=0)
-    assert torch.equal(flat_statistics(task.model), flat_statistics(model))  # the task's own are as they were
+    torch.testing.assert_close(trained.statistics[STATISTICS], statistics_of(reference)[STATISTICS], atol=1e-12, rtol=0)
+    assert torch.equal(
+        statistics_of(task.model)[STATISTICS], statistics_of(model)[STATISTICS]
+    )  # the task's own are as they were
     with pytest.raises(ModelError, match="GroupNorm"):
         train_locally(task, task.like, small_clients(1)[0], 1, 0.1, 100)
 
 
 def test_ntk_fl_leaves_statistics_as_they_came_and_says_so() -> None:
     model = normalised()
-    load_statistics(model, torch.rand(16, dtype=torch.float64) + 0.5)
+    load_statistics(model, {STATISTICS: torch.rand(16, dtype=torch.float64) + 0.5})
     fed = ntkfl.data.from_clients([(torch.randn(20, 5), torch.randint(0, 3, (20,))) for _ in range(3)],
                                   test=(torch.randn(9, 5), torch.arange(9) % 3))  # fmt: skip
     with pytest.warns(UserWarning, match=r"ntk-fl trains weights alone.* nn\.GroupNorm"):
         run = ntkfl.train(model, fed, NTKFL(), rounds=2, clients_per_round=3)
-    assert torch.equal(flat_statistics(run.model), flat_statistics(model))
+    assert torch.equal(statistics_of(run.model)[STATISTICS], statistics_of(model)[STATISTICS])
 
 
 @pytest.mark.parametrize("name", ["fedavg", "centralized"])
@@ -167,7 +169,7 @@ def test_methods_of_local_training_train_batch_normalisation(name: str, tmp_path
     options: dict[str, Any] = {"clients_per_round": 2, "seed": 0, "callbacks": []}
     whole = ntkfl.train(model, fed, method, rounds=6, out=tmp_path / "whole", **options)
     assert whole.history[-1]["test_accuracy"] > 0.8
-    assert (flat_statistics(whole.model) - flat_statistics(model)).abs().max() > 0.1
+    assert (statistics_of(whole.model)[STATISTICS] - statistics_of(model)[STATISTICS]).abs().max() > 0.1
     with torch.no_grad():
         right = (whole.model.eval()(fed.test[0]).argmax(1) == fed.test[1]).double().mean()
     assert float(right) == whole.history[-1]["test_accuracy"]

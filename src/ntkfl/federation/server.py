@@ -88,8 +88,7 @@ class ServerState:
     def _load(self, model: nn.Module, flat: Tensor) -> Tensor:
         """Load the statistics of what `flat_weights` gives into the model; the weights [d] of it."""
         weights, statistics = flat.tensor_split([self.task.like.numel()])
-        if len(statistics):
-            load_statistics(model, statistics)
+        load_statistics(model, {STATISTICS: statistics} if len(statistics) else {})
         return weights
 
     def score(self, flat: Tensor, batch: Batch) -> Score:

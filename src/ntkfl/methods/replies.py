@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError
-from ntkfl.methods.task import STATISTICS, ClientRound, Task, flat_statistics
+from ntkfl.methods.task import STATISTICS, ClientRound, Task, statistics_of
 from ntkfl.privacy.settings import SUM_LIMIT
 from ntkfl.wire.message import Message, check_finite_arrays, describes, join_rows, split_rows, take_array
 
@@ -167,8 +167,7 @@ class Update(Reply):
     def blank(cls, method: Method, task: Task, question: Message) -> Self:
         arrays = {name: torch.zeros_like(task.like) for name in cls.vectors}
         arrays |= {name: torch.ones((), dtype=torch.int32) for name in (SAMPLES, *cls.counts)} | {LOSS: torch.ones(())}
-        own = flat_statistics(task.model)
-        return cls(arrays if own is None else arrays | {STATISTICS: torch.zeros_like(own)})
+        return cls(arrays | {name: torch.zeros_like(own) for name, own in statistics_of(task.model).items()})
 
     @property
     def samples(self) -> int:
@@ -188,10 +187,9 @@ class Update(Reply):
         if STEPS in self.arrays and float(self.take(STEPS, ())) < 1:
             raise MessageError("an update of no local steps")
         if STATISTICS in self.arrays:
-            own = flat_statistics(task.model)
-            if own is None:
+            if not (own := statistics_of(task.model)):
                 raise MessageError("statistics of batch normalisation, which this network has not")
-            self.take(STATISTICS, tuple(own.shape))
+            self.vector(STATISTICS, own[STATISTICS])
 
     def sizes(self, task: Task) -> Tensor | None:
         """The largest norm of its vectors, or that of the network's first weights where none is larger: [1, 1]."""

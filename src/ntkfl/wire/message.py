@@ -65,6 +65,10 @@ class Message:
         check_finite_arrays({name: value})
         return value
 
+    def vector(self, name: str, like: Tensor) -> Tensor:
+        """The array `name` in the shape and type of `like` [d], and on its device."""
+        return self.take(name, tuple(like.shape), like)
+
     def of_kind(self, kind: str) -> Message:
         """The message itself; `MessageError` where it is of another kind."""
         if self.kind != kind:

@@ -7,7 +7,7 @@ on their own samples and these. The paper also tries random portions of G, and b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -34,9 +34,9 @@ class SharedUpdate(Update):
 class DataShare(FedAvg):
     """w ← Σ_m p_m w_m, with w_m trained on D_m ∪ G. Without a shared set it is FedAvg."""
 
-    name: ClassVar[str] = "data-share"
-    paper: ClassVar[str] = "Zhao et al. 2018"
-    replies: ClassVar[Mapping[str, type[Update]]] = {"weights": SharedUpdate}
+    name = "data-share"
+    paper = "Zhao et al. 2018"
+    replies = {"weights": SharedUpdate}
     shared_fraction: ClassVar[float] = 0.1  # β, size of the shared set relative to all clients' samples
 
     warm_steps: int = Field(0, ge=0, description="gradient steps on the shared set before the first round")

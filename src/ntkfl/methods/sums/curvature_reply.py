@@ -5,8 +5,8 @@ Everything in a reply adds up: the reply of all clients is the sum of theirs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ class CurvatureSums(FactorSums):
     """
 
     counts = (SAMPLES, FRESH)
-    bounded: ClassVar[Mapping[str, float]] = {LOSSES: LARGEST_LOSS}
+    bounded = {LOSSES: LARGEST_LOSS}
     vectors = (GRADIENT,)
 
     @classmethod
@@ -113,7 +113,7 @@ class CurvatureSums(FactorSums):
 class StepCurvature(Sums):
     """`curvature` [], n Δᵀ C Δ over a client's n samples: the exact curvature that the step Δ meets; and `samples`."""
 
-    bounded: ClassVar[Mapping[str, float]] = {CURVATURE: _LARGEST_CURVATURE}
+    bounded = {CURVATURE: _LARGEST_CURVATURE}
 
     @classmethod
     def blank(cls, method: Method, task: Task, question: Message) -> Self:
@@ -220,7 +220,7 @@ def weights_question(round: int, w: Tensor, accepted: Tensor | None, asks: bool,
 def accepted_weights(question: Message, w: Tensor) -> Tensor | None:
     """The last accepted weights [d] beside the proposed ones w; None in the first round."""
     if _ACCEPTED in question.arrays:
-        return question.take(_ACCEPTED, tuple(w.shape), w)
+        return question.vector(_ACCEPTED, w)
     if _STEP not in question.arrays:
         return None
-    return w - question.take(_STEP, tuple(w.shape), w) * question.take(_SCALE, (), w)
+    return w - question.vector(_STEP, w) * question.take(_SCALE, (), w)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 import torch
 from pydantic import Field
@@ -30,9 +30,9 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, ModelError, TooFew
 from ntkfl.methods.averaging.local_training import train_locally
 from ntkfl.methods.base import Method, Outcome, Round
-from ntkfl.methods.replies import LARGEST_LOSS, LOSS, SAMPLES, WEIGHTS, Reply
+from ntkfl.methods.replies import LARGEST_LOSS, LOSS, SAMPLES, WEIGHTS
 from ntkfl.methods.sums.curvature_reply import CHANGE, FactorSums
-from ntkfl.methods.task import ClientRound, State, Task, check_finite, flat_statistics
+from ntkfl.methods.task import ClientRound, State, Task, check_finite, statistics
 from ntkfl.tangent import Sums, curvature_sums
 from ntkfl.tangent.curvature import LARGEST
 from ntkfl.tangent.metric import Metric
@@ -59,7 +59,7 @@ class Factors(FactorSums):
 class LocalSteps(Factors):
     """The same, with n_m (v_m − w) as `change` [d], and the loss met on the way as a sum over samples, `loss` []."""
 
-    bounded: ClassVar[Mapping[str, float]] = {LOSS: LARGEST_LOSS}
+    bounded = {LOSS: LARGEST_LOSS}
     vectors = (CHANGE,)
 
     @classmethod
@@ -76,9 +76,9 @@ class LocalSteps(Factors):
 class KfacFedAvg(Method):
     """v ← v − min(1, √(2κ / gᵀP g)) P g on minibatches, then the mean of all clients' changes."""
 
-    name: ClassVar[str] = "kfac-fedavg"
-    paper: ClassVar[str] = "after McMahan et al. 2017 and Martens & Grosse 2015"
-    replies: ClassVar[Mapping[str, type[Reply]]] = {"curvature": Factors, "weights": LocalSteps}
+    name = "kfac-fedavg"
+    paper = "after McMahan et al. 2017 and Martens & Grosse 2015"
+    replies = {"curvature": Factors, "weights": LocalSteps}
 
     kl: float = Field(0.005, gt=0, description="κ, nats by which one local step may move predictions")
     damping: float = Field(0.01, gt=0, description="λ, added to the curvature of all clients")
@@ -92,7 +92,7 @@ class KfacFedAvg(Method):
     # -- The server --------------------------------------------------------------------------------------------------
 
     def start(self, task: Task, weights: Tensor) -> State:
-        if flat_statistics(task.model) is not None:
+        if statistics(task.model):
             raise ModelError(f"{self.name} keeps no statistics of batch normalisation: use nn.GroupNorm")
         return super().start(task, weights)
 
@@ -118,7 +118,7 @@ class KfacFedAvg(Method):
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> Factors:
         """Its factors at w and, with a metric, where its own steps from w end."""
-        w = question.take(WEIGHTS, tuple(task.like.shape), task.like)
+        w = question.vector(WEIGHTS, task.like)
         generator = torch.Generator(w.device).manual_seed(client.randomness.seed("labels"))
         arrays = self.factors(task, w, client.x, task.training_targets(client.y), generator)
         arrays[SAMPLES] = torch.tensor(len(client))

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -31,7 +30,7 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, TooFew
 from ntkfl.methods.base import Method, Outcome, Round
-from ntkfl.methods.replies import SAMPLES, WEIGHTS, Reply
+from ntkfl.methods.replies import SAMPLES, WEIGHTS
 from ntkfl.methods.sums.noisy_sums import LARGEST, MOMENTS, NoisyIntegers, NoisySums, scaled_triangle, unscaled
 from ntkfl.methods.task import ClientRound, State, Task, check_finite
 from ntkfl.privacy.settings import Privacy
@@ -66,9 +65,9 @@ class GradientSums(NoisyIntegers):
 class PrivateSums(NoisySums):
     """w ← w − lr v,  v ← m v + P (Σ_i clip(P g_i) + noise) / (n + noise)."""
 
-    name: ClassVar[str] = "private-sums"
-    paper: ClassVar[str] = "after Abadi et al. 2016 and Kairouz et al. 2021"
-    replies: ClassVar[Mapping[str, type[Reply]]] = {"weights": GradientSums}
+    name = "private-sums"
+    paper = "after Abadi et al. 2016 and Kairouz et al. 2021"
+    replies = {"weights": GradientSums}
 
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="part of a class label spread over all; none with mse")
     clip: float = Field(8.0, gt=0, description="C, bound on the 2-norm of a record's gradient")
@@ -135,7 +134,7 @@ class PrivateSums(NoisySums):
         asks = ASKS in question.arrays
         if asks and question.round != 1:
             raise MessageError("moments of inputs are given in the first round, once")
-        w = question.take(WEIGHTS, tuple(task.like.shape), task.like)
+        w = question.vector(WEIGHTS, task.like)
         sent = {name: question.take(name, None, task.like) for name in question.arrays if is_whitening(name)}
         whitening = read_whitening(sent, task.like, self.damping)
 

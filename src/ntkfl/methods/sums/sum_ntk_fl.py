@@ -31,7 +31,7 @@ if they would be.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 from ntkfl.errors import NumericalError, TooFew
 from ntkfl.methods.base import Method, Outcome, Outgoing, Replies, Round
-from ntkfl.methods.replies import SAMPLES, WEIGHTS, Reply
+from ntkfl.methods.replies import SAMPLES, WEIGHTS
 from ntkfl.methods.robust import clip_factors, fair_counts
 from ntkfl.methods.sums.curvature_reply import (
     ASKS,
@@ -104,9 +104,9 @@ class SumNTKFL(Method):
     `curvature` and `step` are meant to be overridden: examples/own_curvature.py.
     """
 
-    name: ClassVar[str] = "sum-ntk-fl"
-    paper: ClassVar[str] = "after Yue et al. 2022 and Martens & Grosse 2015"
-    replies: ClassVar[Mapping[str, type[Reply]]] = {"weights": CurvatureSums, "candidates": StepCurvature}
+    name = "sum-ntk-fl"
+    paper = "after Yue et al. 2022 and Martens & Grosse 2015"
+    replies = {"weights": CurvatureSums, "candidates": StepCurvature}
     step_limit: ClassVar[float] = 1.5  # of a client's step and samples, in units of the median client's
 
     average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0: none")
@@ -264,10 +264,10 @@ class SumNTKFL(Method):
 
         Where w is too far off to compute with, all sums are 0 and the loss says that the step does not stand.
         """
-        w = question.take(WEIGHTS, tuple(task.like.shape), task.like)
+        w = question.vector(WEIGHTS, task.like)
         n, Y = len(client), task.training_targets(client.y)
         if question.kind == "candidates":
-            change = question.take(CHANGE, tuple(w.shape), w)
+            change = question.vector(CHANGE, w)
             met = step_curvature(task.at(w), client.x, Y, change, self.loss, task.plan(client.x)).double()
             met = met.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW)
             return StepCurvature({SAMPLES: torch.tensor(n), CURVATURE: met})

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from pydantic import Field
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods.base import Method, Outcome, Round
-from ntkfl.methods.replies import SAMPLES, WEIGHTS, Reply, Sums
+from ntkfl.methods.replies import SAMPLES, WEIGHTS, Sums
 from ntkfl.methods.sums.last_layer import head_inputs, last_layer
 from ntkfl.methods.task import ClientRound, State, Task, check_finite
 from ntkfl.tangent.ridge import PENALTIES, RidgeSums, left_out_errors, solve, total
@@ -86,9 +86,9 @@ class RidgeReply(Sums):
 class SumRidge(Method):
     """w ← argmin Σ ‖f − y‖² + n λ s ‖W‖² over the last layer, from the sums of all clients seen so far."""
 
-    name: ClassVar[str] = "sum-ridge"
-    paper: ClassVar[str] = "after He et al. 2025 and Fanì et al. 2024"
-    replies: ClassVar[Mapping[str, type[Reply]]] = {"weights": RidgeReply}
+    name = "sum-ridge"
+    paper = "after He et al. 2025 and Fanì et al. 2024"
+    replies = {"weights": RidgeReply}
 
     loss: str = Field("mse", description="what is reported; the last layer is always solved for squared error")
     penalty: float | None = Field(
@@ -154,7 +154,7 @@ class SumRidge(Method):
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> RidgeReply:
         """The client's sums, or how they changed since it last sent them. One forward pass; memory of p² numbers."""
-        w = question.of_kind("weights").take(WEIGHTS, tuple(task.like.shape), task.like)
+        w = question.of_kind("weights").vector(WEIGHTS, task.like)
         Y, inputs = task.training_targets(client.y), head_inputs(task.at(w), task.outputs, client.x)
         arrays = arrays_of(total([RidgeSums.of(features, Y[rows]) for rows, features in inputs]), w.dtype)
         if TAG in question.arrays:
