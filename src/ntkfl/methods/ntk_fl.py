@@ -64,8 +64,7 @@ class TangentRows(Rows):
 
     @classmethod
     def blank(cls, method: Method, task: Task, question: Message) -> Self:
-        assert task.example is not None
-        return cls.of(task, task.like, *task.example, getattr(method, "form", "auto"))
+        return cls.of(task, task.like, *task.zeros, getattr(method, "form", "auto"))
 
     def check(self, task: Task) -> None:
         """Decodes J against the network's (d2, d) and the run's settings: no array decides its own shape."""

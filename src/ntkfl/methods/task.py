@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ntkfl.errors import NumericalError
+from ntkfl.errors import ConfigError, NumericalError
 from ntkfl.methods.robust import Robust
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
@@ -77,6 +77,13 @@ class Task:
         self.one_by_one = False
         self.like = flatten(self.model)  # device and type of weights [d]
         self._plans: dict[Hashable, JacobianPlan] = {}
+
+    @property
+    def zeros(self) -> tuple[Tensor, Tensor]:
+        """The `example`, from whose shape the form of replies follows."""
+        if self.example is None:
+            raise ConfigError("the form of replies follows from a sample's shape: give the task an `example`")
+        return self.example
 
     def at(self, weights: Tensor) -> nn.Module:
         """The network with these weights loaded: one scratch copy, overwritten by the next call."""

@@ -26,8 +26,7 @@ class Samples(Rows):
 
     @classmethod
     def blank(cls, method: Method, task: Task, question: Message) -> Self:
-        assert task.example is not None
-        x, y = task.example
+        x, y = task.zeros
         return cls({"x": x, "labels": pack_labels(y, task.outputs)})
 
     def read(self, task: Task) -> tuple[Tensor, Tensor]:
@@ -36,10 +35,9 @@ class Samples(Rows):
 
     def check(self, task: Task) -> None:
         """Samples of the shape of the network's: others would not stack with theirs."""
-        assert task.example is not None
         x, y = pair = self.read(task)
         fits = x.ndim and y.ndim and 0 < len(x) == len(y)
-        if not fits or any(own.shape[1:] != wanted.shape[1:] for own, wanted in zip(pair, task.example, strict=True)):
+        if not fits or any(own.shape[1:] != wanted.shape[1:] for own, wanted in zip(pair, task.zeros, strict=True)):
             raise MessageError(f"inputs {list(x.shape)} and labels {list(y.shape)} do not fit together or the network")
 
 

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -269,40 +270,36 @@ class SumNTKFL(Method):
         if question.kind == "candidates":
             change = question.vector(CHANGE, w)
             met = step_curvature(task.at(w), client.x, Y, change, self.loss, task.plan(client.x)).double()
-            met = met.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW)
-            return StepCurvature({SAMPLES: torch.tensor(n), CURVATURE: met})
+            return StepCurvature({SAMPLES: torch.tensor(n), CURVATURE: met.nan_to_num(_OVERFLOW, _OVERFLOW)})
         w0, asks = accepted_weights(question.of_kind("weights"), w), ASKS in question.arrays
         at = [w] if w0 is None else [w, w0]
         losses = torch.stack([per_sample(self.loss, task.predict(v, client.x), Y).sum().double() for v in at])
-        arrays = self._finite_curvature(task, w, client, Y, asks)
+
+        def finite_curvature(v: Tensor) -> dict[str, Tensor] | None:
+            """`curvature`, or None where it is not finite. Draws are of the client's randomness of the round."""
+            generator = torch.Generator(w.device).manual_seed(client.randomness.seed("labels"))
+            with suppress(NumericalError):
+                arrays = self.curvature(task, v, client.x, Y, asks, generator)
+                if all(bool(array.isfinite().all()) for array in arrays.values()):
+                    return arrays
+            return None
+
+        arrays = finite_curvature(w)
         lost = arrays is None
         if arrays is None:
-            shapes = None if w0 is None else self._finite_curvature(task, w0, client, Y, asks)
+            shapes = None if w0 is None else finite_curvature(w0)
             if shapes is None:
                 raise NumericalError("the network's derivatives are not finite: look at inputs and initialisation")
             arrays, losses[0] = {name: torch.zeros_like(array) for name, array in shapes.items()}, math.inf
-        counts = {SAMPLES: torch.tensor(n)}
         if asks:
             # A client sends constant factors once, and zeros afterwards, so that all replies look the same. A round may
             # be repeated.
             again = lost or (_SENT in client.memory and int(client.memory[_SENT]) != question.round)
             arrays |= {name: torch.zeros_like(a) for name, a in arrays.items() if again and is_constant(name)}
-            counts[FRESH] = torch.tensor(0 if again else n)
+            arrays[FRESH] = torch.tensor(0 if again else n)
             client.memory |= {} if again else {_SENT: torch.tensor(question.round)}
-        halves = tuple(arrays) if self.values == "float16" and not task.privacy.secure_sum else ()
-        losses = losses.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW)
-        return CurvatureSums(arrays | counts | {LOSSES: losses}, halves)
-
-    def _finite_curvature(
-        self, task: Task, w: Tensor, client: ClientRound, Y: Tensor, asks: bool
-    ) -> dict[str, Tensor] | None:
-        """`curvature`, or None where it is not finite. Labels are drawn from the client's randomness of the round."""
-        generator = torch.Generator(w.device).manual_seed(client.randomness.seed("labels"))
-        try:
-            arrays = self.curvature(task, w, client.x, Y, asks, generator)
-        except NumericalError:
-            return None
-        return arrays if all(bool(array.isfinite().all()) for array in arrays.values()) else None
+        arrays |= {SAMPLES: torch.tensor(n), LOSSES: losses.nan_to_num(_OVERFLOW, _OVERFLOW)}
+        return CurvatureSums.of(task, self.values, arrays)
 
 
 def _shown(value: object) -> str:
