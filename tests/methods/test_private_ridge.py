@@ -13,7 +13,7 @@ from ntkfl.methods import ClientRound, PrivateRidge, Task
 from ntkfl.methods.sums.noisy_sums import guarantees, promises, scaled_triangle, unscaled
 from ntkfl.methods.sums.private_ridge import RidgeIntegers, cleaned
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.privacy.sum_accounting import Participation, budget
+from ntkfl.privacy.sum_accounting import budget
 from ntkfl.privacy.sum_noise import integer_change
 from ntkfl.wire import Message
 from tests.methods.private import asked, assert_variance, integers, noise, others, private_task
@@ -117,8 +117,7 @@ def test_the_record_and_the_guarantee_say_what_was_spent() -> None:
     x, y = (torch.cat([getattr(c, part) for c in clients]) for part in ("x", "y"))
     right = task.predict(outcome.state["weights"], x).argmax(1) == y
     assert float(right.double().mean()) > 0.75  # the two means are 2 apart: 0.8 without noise
-    run = Participation(times=1, cohort=2, clients=2, rounds=1, simulated=True)
-    (told,) = guarantees(method, task, run)
+    (told,) = guarantees(method, task, 1)
     assert told.epsilon == pytest.approx(3.0, rel=1e-3)
     assert told.against == "those who see the models, 1 round"
 

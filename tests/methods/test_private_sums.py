@@ -25,7 +25,7 @@ from ntkfl.methods.sums.private_sums import (
 )
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
-from ntkfl.privacy.sum_accounting import Participation, budget, spent
+from ntkfl.privacy.sum_accounting import budget, spent
 from ntkfl.privacy.sum_noise import COUNT, GRAINS, integer_change
 from ntkfl.wire import Message
 from tests.methods.private import asked, assert_variance, integers, noise, others, private_task
@@ -230,13 +230,12 @@ def test_the_record_and_the_guarantee_say_what_was_spent() -> None:
     assert second.diagnostics["epsilon"] <= 3.0 + 1e-9
     assert (second.diagnostics["delta"], second.diagnostics["unit"]) == (1e-5, "record")
     assert second.train_loss is None
-    run = Participation(times=2, cohort=2, clients=2, rounds=2, simulated=True)
-    (told,) = guarantees(method, task, run)
+    (told,) = guarantees(method, task, 2)
     assert told.epsilon == pytest.approx(3.0, rel=1e-3)
     assert "those who see the models" in told.against
     hidden = private_task(method, budget_rounds=2, noise_clients=2, secure_sum=True)
-    assert "aggregator" in guarantees(method, hidden, run)[0].against
-    assert guarantees(method, private_task(method, epsilon=None), run) == []
+    assert "aggregator" in guarantees(method, hidden, 2)[0].against
+    assert guarantees(method, private_task(method, epsilon=None), 2) == []
 
 
 def test_sampling_earns_credit_where_it_is_real() -> None:
@@ -248,7 +247,7 @@ def test_sampling_earns_credit_where_it_is_real() -> None:
     assert all(sampled[name] < 0.8 * always[name] for name in numbers)
     outcome, _ = play(method, task, clients)
     assert outcome.diagnostics["epsilon"] < outcome.diagnostics["epsilon_always_drawn"]
-    credit, none = guarantees(method, task, Participation(times=2, cohort=2, clients=20, rounds=10, simulated=True))
+    credit, none = guarantees(method, task, 10)
     assert credit.epsilon == pytest.approx(3.0, rel=1e-3)
     assert none.epsilon > 4.5
     assert any("at random" in line for line in credit.assumptions)

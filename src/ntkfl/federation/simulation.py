@@ -43,7 +43,6 @@ from ntkfl.methods.sums.noisy_sums import guarantees, promises
 from ntkfl.methods.sums.private_sums import noise_advice
 from ntkfl.methods.task import statistics
 from ntkfl.privacy.settings import Privacy
-from ntkfl.privacy.sum_accounting import Participation
 from ntkfl.progress import ProgressBar, percent, plural
 from ntkfl.tangent.model_check import refuses_autocast
 from ntkfl.tangent.parameters import eager, flatten, full_precision, trainable
@@ -315,9 +314,7 @@ class Simulation:
         failed rounds counted; whether replies are summed under masks; `floor`, fewest clients whose replies are
         released; what each role sees; and which samples no guarantee is for.
         """
-        played, total = rounds + self.task.failed_rounds, len(self.data)
-        run = Participation(played, self.clients_per_round, total, played, simulated=True)
-        found = [asdict(one) for one in guarantees(self.method, self.task, run)]
+        found = [asdict(one) for one in guarantees(self.method, self.task, rounds + self.task.failed_rounds)]
         test = plural(len(self.data.test[1]), "test sample")
         drawn = ", a random part of the file's rows" if "test" in self.data.description else ""
         held = f" and {self.hold_out} held-out clients" if self.hold_out else ""
