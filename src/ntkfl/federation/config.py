@@ -18,7 +18,7 @@ from torch import nn
 
 from ntkfl.data import NAMES, Federated
 from ntkfl.data.files import is_data_file
-from ntkfl.data.partitions import PARTITIONS, Partition
+from ntkfl.data.partitions import PARTITIONS, ByClient, Partition
 from ntkfl.data.sources import FORMS, is_own, open_dataset
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.byzantine import Byzantine
@@ -96,6 +96,7 @@ class DataConfig(Options):
         return PARTITIONS[self.partition](**{field.name: values[field.name] for field in takes})
 
 
+_DRAW = ("clients", "alpha", "shards_per_client", "min_samples")  # settings of random partitions
 _PRETRAINED = ("backbone", "head", "trainable", "drop", "pool", "digest")
 _HIDDEN = (100,)  # widths of a perceptron's hidden layers, where nothing is said
 # A perceptron's first weights by method, where nothing is said: sparse rows lose less where few units are on.
@@ -334,10 +335,13 @@ def _of_file(config: RunConfig) -> dict[str, Any]:
 
 
 def spelled_out(config: RunConfig) -> dict[str, Any]:
-    """What config.toml holds: every setting, defaults included."""
+    """What config.toml holds: every setting, defaults included, but those of a random partition where the data name
+    their clients: they say nothing then.
+    """
     method = config.built_method
     values = config.model_dump(mode="json", exclude={"method", "model", "byzantine", "privacy", "robust"})
-    values["data"] = {name: value for name, value in values["data"].items() if value is not None}
+    drawn = () if config.data.partition != ByClient.kind else _DRAW
+    values["data"] = {n: value for n, value in values["data"].items() if value is not None and n not in drawn}
     if config.data.own:  # the rest says how others are dealt
         values["data"] = {"dataset": config.data.dataset, "standardize": config.data.standardize}
     return {

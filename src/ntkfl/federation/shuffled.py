@@ -130,14 +130,14 @@ class Mixed:
 
 
 class ShuffledTransport(Transport):
-    """Seal, mix, open: around any shuffler, which a subclass reaches in `mix`. Rows are sealed to a key that is made
-    for one round, held in memory, and dropped with it.
+    """Seal, mix, open: around any shuffler, which a subclass reaches in `mix`, before the clients that `inner` reaches.
+    Rows are sealed to a key that is made for one round, held in memory, and dropped with it.
     """
 
     anonymous = True
 
-    def __init__(self, task: Task, method: Method, federation: str, run: str) -> None:
-        self.task, self.method, self.federation, self.run = task, method, federation, run
+    def __init__(self, inner: Transport, task: Task, method: Method, federation: str, run: str) -> None:
+        self.inner, self.task, self.method, self.federation, self.run = inner, task, method, federation, run
         self.opener = SealingKey.generate()
         self._summed: dict[str, Any] = {}  # of the round's secure sum, for its record
 
@@ -152,12 +152,27 @@ class ShuffledTransport(Transport):
             return SumSchema.of(blank.addends(self.method, self.task, question), clients)
         return RowSchema.of(blank, question.round)
 
+    def available(self) -> Sequence[int]:
+        """The clients behind the shuffler."""
+        return self.inner.available()
+
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         """With a new key, so that rows of another round cannot be opened in this one."""
         self.opener, self._summed = SealingKey.generate(), {}
+        self.inner.begin(round, cohort)
+
+    def accepted(self, replies: Sequence[Reply]) -> None:
+        self.inner.accepted(replies)
 
     def end(self) -> None:
         self.opener = SealingKey.generate()  # nothing opens the round's rows any more
+        self.inner.end()
+
+    def checkpoint(self) -> State:
+        return self.inner.checkpoint()
+
+    def restore(self, tensors: State) -> None:
+        self.inner.restore(tensors)
 
     def exchange(self, question: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
         """The rows that could be opened, joined into messages; or the one reply that a secure sum's total makes."""
@@ -176,7 +191,7 @@ class ShuffledTransport(Transport):
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
         """Of a secure sum: how many clients it is of, and how many scaled something down to its limit."""
-        return self._summed
+        return self._summed | self.inner.notes(cohort)
 
 
 LEAST_CLIENTS = 2  # without whose rows a simulated batch is not released: a deployed shuffler's least
@@ -192,21 +207,16 @@ class LocalShuffler(ShuffledTransport):
     floor = LEAST_CLIENTS
 
     def __init__(self, inner: Transport, task: Task, method: Method, rows: int, seed: int = 0) -> None:
-        super().__init__(task, method, "simulation", "simulation")
-        self.inner, self.rows, self.seed = inner, rows, seed
+        super().__init__(inner, task, method, "simulation", "simulation")
+        self.rows, self.seed = rows, seed
         self._key, self._present = BatchKey(0, 0), frozenset[int]()
         self._shuffler = BatchStore(floor=LEAST_CLIENTS)
-
-    def available(self) -> Sequence[int]:
-        """The clients behind the shuffler."""
-        return self.inner.available()
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         """A new key and an empty shuffler; `ConfigError` for a cohort in which nobody could hide."""
         if len(cohort) < LEAST_CLIENTS:
             raise ConfigError(f"a shuffler hides nobody among fewer: at least {LEAST_CLIENTS} clients per round")
         super().begin(round, cohort)
-        self.inner.begin(round, cohort)
         self._key, self._present = BatchKey(round, 0), frozenset(cohort)
         self._shuffler = BatchStore(floor=LEAST_CLIENTS)
 
@@ -260,19 +270,3 @@ class LocalShuffler(ShuffledTransport):
             raise MessageError("a summand of another form than this round's")
         draws = Randomness.simulated(self.seed, "client", number, question.round)
         return mask_reply(schema.encode(addends, draws), *where)
-
-    def accepted(self, replies: Sequence[Reply]) -> None:
-        self.inner.accepted(replies)
-
-    def end(self) -> None:
-        super().end()
-        self.inner.end()
-
-    def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
-        return super().notes(cohort) | self.inner.notes(cohort)
-
-    def checkpoint(self) -> State:
-        return self.inner.checkpoint()
-
-    def restore(self, tensors: State) -> None:
-        self.inner.restore(tensors)

@@ -32,7 +32,7 @@ from ntkfl.federation.config import (
     spelled_out,
 )
 from ntkfl.federation.run import Run
-from ntkfl.federation.run_folder import Record, RunFolder, without_draw
+from ntkfl.federation.run_folder import Record, RunFolder
 from ntkfl.federation.server import Server
 from ntkfl.federation.transport import LocalTransport, Transport
 from ntkfl.methods import Method, Task
@@ -119,7 +119,7 @@ def execute(
     """Train what the configuration says; `data` are what it names, where they are loaded already."""
     data = data or load_data(config)
     config = config.with_cohort(len(data))
-    settings = without_draw(spelled_out(config))
+    settings = spelled_out(config)
     if not config.data.own:
         settings["data"].setdefault("clients", len(data))  # those that the data name
     return simulation_of(config, data, device).run(

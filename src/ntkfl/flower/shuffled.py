@@ -130,7 +130,7 @@ class FlowerShuffler(ShuffledTransport):
     def __init__(
         self, folder: Path, peers: Peers, flower: FlowerTransport, task: Task, method: Method, terms: Terms, run: str
     ) -> None:
-        super().__init__(task, method, peers.federation, run)
+        super().__init__(flower, task, method, peers.federation, run)
         self.peers, self.flower, self.terms = peers, flower, terms
         self.signer = peers.load_key(folder, "aggregator")
         self.shuffler = ShufflerClient(folder, peers, self.signer, run)
@@ -140,7 +140,7 @@ class FlowerShuffler(ShuffledTransport):
 
     def available(self) -> Sequence[int]:
         """The nodes of Flower's sample; `TooFew` unless they are exactly as many as all roles have agreed on."""
-        nodes, agreed = self.flower.available(), self.peers.round.clients
+        nodes, agreed = super().available(), self.peers.round.clients
         if len(nodes) != agreed:
             raise TooFew(f"a round of this federation asks {agreed} clients, and Flower sampled {len(nodes)}")
         return nodes
@@ -148,7 +148,6 @@ class FlowerShuffler(ShuffledTransport):
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         """A round that fails is tried again under the next number of the protocol: nothing is asked twice."""
         super().begin(round, cohort)
-        self.flower.begin(round, cohort)
         try:
             self._key = BatchKey(self.shuffler.begin(self.terms.digest), 0)
         except Refused as refused:

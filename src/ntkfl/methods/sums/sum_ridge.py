@@ -29,6 +29,7 @@ from ntkfl.methods.replies import SAMPLES, WEIGHTS, Sums
 from ntkfl.methods.sums.last_layer import head_inputs, last_layer
 from ntkfl.methods.task import ClientRound, State, Task, check_finite
 from ntkfl.tangent.ridge import PENALTIES, RidgeSums, left_out_errors, solve, total
+from ntkfl.tangent.sums import Factor
 from ntkfl.wire.message import Message
 
 GRAM, CROSS, SQUARES, FRESH, TAG = "gram", "cross", "squares", "fresh", "tag"
@@ -73,9 +74,10 @@ class RidgeReply(Sums):
         """Arrays of the last layer's shapes, and one mark."""
         for name, shape in _shapes(task).items():
             self.take(name, shape)
-        if TAG not in self.arrays and int(self.take(FRESH, ())) not in (0, 1):
+        if TAG in self.arrays:
+            self.take(TAG, ())
+        elif int(self.take(FRESH, ())) not in (0, 1):
             raise MessageError("sums are new or they are not: fresh is 0 or 1")
-        self.take(TAG if TAG in self.arrays else FRESH, ())
 
     def sizes(self, task: Task) -> Tensor:
         """Its samples, and the norm of its mean G: [1, 2]."""
@@ -182,10 +184,7 @@ def arrays_of(sums: RidgeSums, dtype: torch.dtype) -> State:
 def read_sums(arrays: Mapping[str, Tensor], prefix: str = "") -> RidgeSums:
     """The inverse of `arrays_of`, in float64, from arrays with this before their names."""
     samples, triangle, cross, squares = (arrays[prefix + name].double() for name in (SAMPLES, GRAM, CROSS, SQUARES))
-    gram = triangle.new_empty(len(cross), len(cross))
-    i, j = torch.triu_indices(*gram.shape)
-    gram[i, j] = gram[j, i] = triangle
-    return RidgeSums(samples, gram, cross, squares)
+    return RidgeSums(samples, Factor(triangle.unsqueeze(0)).square()[0], cross, squares)
 
 
 def _shapes(task: Task) -> dict[str, tuple[int, ...]]:
