@@ -171,65 +171,60 @@ class Simulation:
             raise ConfigError(f"method must be an instance such as ntkfl.methods.NTKFL(), not {method!r}")
         if not isinstance(data, Federated):
             raise ConfigError(f"data must be dealt to clients (dataset.partition, from_clients): not {data!r:.60}")
-        self.privacy, self.robust = settle(method, privacy, robust)
-        self.model, self.all_data, self.seed, self.hold_out = model, data, seed, hold_out
-        self.byzantine, self.repeatable = byzantine, repeatable
-        self.data, held = data.hold_out(hold_out, seed=seed) if hold_out else (data, None)
-        self.clients_per_round = min(20, len(self.data)) if clients_per_round is None else clients_per_round
-        if not isinstance(self.clients_per_round, int) or not 1 <= self.clients_per_round <= len(self.data):
-            raise ConfigError(f"clients per round must be from 1 to all {len(self.data)}, got {clients_per_round}")
-        self.method = fitted(method, model, data.output_dim, self.clients_per_round == len(self.data))
-        if data.standardization is not None and self.privacy.hides_clients:
+        privacy, robust = settle(method, privacy, robust)
+        clients, held = data.hold_out(hold_out, seed=seed) if hold_out else (data, None)
+        cohort = min(20, len(clients)) if clients_per_round is None else clients_per_round
+        if not isinstance(cohort, int) or not 1 <= cohort <= len(clients):
+            raise ConfigError(f"clients per round must be from 1 to all {len(clients)}, got {clients_per_round}")
+        method = fitted(method, model, data.output_dim, cohort == len(clients))
+        if data.standardization is not None and privacy.hides_clients:
             raise ConfigError(
                 "standardising tells the server each client's mean and deviation, which these settings would hide: "
                 "leave standardize out, or scale inputs by public numbers"
             )
-        if self.privacy.epsilon is not None and not data.classes_declared:
+        if privacy.epsilon is not None and not data.classes_declared:
             raise ConfigError(
                 "differential privacy needs the classes to be declared: collected from the labels, they tell which "
                 'labels occur; give them as classes = ["a", "b"] under [data] (in Python: from_file(…, classes=…))'
             )
-        if self.method.loss == "ce" and data.classes is None:
+        if method.loss == "ce" and data.classes is None:
             raise ConfigError("loss 'ce' needs class labels, but the targets are real-valued: use loss 'mse'")
-        self.device = find_device(device) if device is not None else flatten(model).device
+        self.model, self.all_data, self.data, self.method = model, data, clients, method
+        self.privacy, self.robust, self.byzantine, self.repeatable = privacy, robust, byzantine, repeatable
+        self.clients_per_round, self.seed, self.hold_out = cohort, seed, hold_out
+        place = find_device(device) if device is not None else flatten(model).device
         with eager(model) as own:
-            trained, features = split_frozen(own, self.privacy, self.device)
-            trained = copy.deepcopy(trained).to(self.device)
-        self.task = Task(
+            trained, features = split_frozen(own, privacy, place)
+            trained = copy.deepcopy(trained).to(place)
+        self.task = task = Task(
             trained,
             data.output_dim,
-            self.method.loss,
-            label_smoothing=self.method.label_smoothing,
-            privacy=self.privacy,
-            robust=self.robust,
-            total_clients=len(self.data),
+            method.loss,
+            label_smoothing=method.label_smoothing,
+            privacy=privacy,
+            robust=robust,
+            total_clients=len(clients),
         )
-        self.clients = LocalTransport(self.data, self.task, self.method, seed, repeatable=repeatable, features=features)
+        self.clients = local = LocalTransport(clients, task, method, seed, repeatable=repeatable, features=features)
         if byzantine is not None:
-            byzantine.check(self.method)
-            self.clients.byzantine = byzantine.drawn(seed, len(self.data))
-            self.clients.respond = partial(byzantine.reply, self.clients.byzantine)
-        test = self.clients.place(data.test)
+            byzantine.check(method)
+            local.byzantine = byzantine.drawn(seed, len(clients))
+            local.respond = partial(byzantine.reply, local.byzantine)
+        test = local.place(data.test)
         self._check_model(test[0][:2])
-        self.task.example = torch.zeros_like(test[0][:1]), torch.zeros_like(test[1][:1])
-        self.task.shared = None if data.shared is None else self.clients.place(data.shared)
+        task.example = torch.zeros_like(test[0][:1]), torch.zeros_like(test[1][:1])
+        task.shared = None if data.shared is None else local.place(data.shared)
         if held is not None:
             xs, ys = zip(*(held.client(i) for i in range(len(held))), strict=True)
-            self.task.validation = self.clients.place((torch.cat(xs), torch.cat(ys)))
-        transport: Transport = self.clients
-        if self.privacy.shuffle or self.privacy.secure_sum:
+            task.validation = local.place((torch.cat(xs), torch.cat(ys)))
+        transport: Transport = local
+        if privacy.shuffle or privacy.secure_sum:
             from ntkfl.federation.shuffled import LocalShuffler  # sealing is an extra: only shuffled runs need it
 
-            transport = LocalShuffler(self.clients, self.task, self.method, self.clients.rows, seed)
+            transport = LocalShuffler(local, task, method, local.rows, seed)
+        noise_is_new = privacy.epsilon is not None and not repeatable
         self.server = Server(
-            model,
-            self.task,
-            self.method,
-            transport,
-            test,
-            clients_per_round=self.clients_per_round,
-            seed=seed,
-            count_attempts=self.privacy.epsilon is not None and not repeatable,
+            model, task, method, transport, test, clients_per_round=cohort, seed=seed, count_attempts=noise_is_new
         )
 
     def run(
@@ -342,22 +337,22 @@ class Simulation:
 
     def _warnings(self, rounds: int) -> list[str]:
         """Lines on settings that will not do what their user may expect."""
-        lines, sizes = [], self.data.sizes
-        if "update" not in kinds_of(self.method) and statistics(self.task.model):
+        lines, privacy, method = list[str](), self.privacy, self.method
+        records, most = sum(self.data.sizes), privacy.sum_samples
+        if "update" not in kinds_of(method) and statistics(self.task.model):
             lines.append(
-                f"the network has batch normalisation, and {self.method.name} trains weights alone: running means and "
+                f"the network has batch normalisation, and {method.name} trains weights alone: running means and "
                 "variances stay as they are; use nn.GroupNorm, or a method whose clients train locally (fedavg)"
             )
-        samples = sum(sizes) / len(sizes) * self.clients_per_round
-        lines += noise_advice(self.method, self.task, samples, self.clients_per_round, rounds)
-        if self.privacy.epsilon and self.privacy.delta * sum(sizes) >= 1:
+        drawn = records / len(self.data) * self.clients_per_round
+        lines += noise_advice(method, self.task, drawn, self.clients_per_round, rounds)
+        if privacy.epsilon and privacy.delta * records >= 1:
             lines.append(
-                f"delta = {self.privacy.delta:g} allows publishing one record of the {sum(sizes)} there are: "
-                f"take a delta far below {1 / sum(sizes):.1g}"
+                f"delta = {privacy.delta:g} allows publishing one record of the {records} there are: "
+                f"take a delta far below {1 / records:.1g}"
             )
-        most = self.privacy.sum_samples
-        counted = self.privacy.secure_sum and by_samples(self.method)
-        if large := sum(size > most for size in sizes) if counted else 0:
+        large = sum(size > most for size in self.data.sizes) if privacy.secure_sum and by_samples(method) else 0
+        if large:
             have, count = ("has", "counts") if large == 1 else ("have", "count")
             clients = plural(large, "client")
             lines.append(f"{clients} {have} more records than sum_samples ({most:,}) and {count} for less")
@@ -371,26 +366,27 @@ class Simulation:
 
     def _check_model(self, x: torch.Tensor) -> None:
         """Fail before the first round where the model cannot be trained on inputs such as x [n, …]."""
-        if half := {p.dtype for p in trainable(self.task.model).values()} & {torch.float16, torch.bfloat16}:
+        task, outputs = self.task, self.data.output_dim
+        if half := {p.dtype for p in trainable(task.model).values()} & {torch.float16, torch.bfloat16}:
             raise ModelError(
                 f"the model's weights are {str(half.pop()).removeprefix('torch.')}, in which steps get lost: train it "
                 "in float32, model.float(), and convert run.model afterwards"
             )
         try:
-            with refuses_autocast(self.task.model):
-                f = self.task.predict(self.task.like, x)
+            with refuses_autocast(task.model):
+                f = task.predict(task.like, x)
         except ModelError:
             raise
         except Exception as error:  # whatever a user's model raises
             reason = str(error).split("\n")[0]
             raise ModelError(f"the model fails on inputs of shape {list(x.shape[1:])} as a tensor: {reason}") from error
-        if tuple(f.shape) != (len(x), self.data.output_dim):
+        if tuple(f.shape) != (len(x), outputs):
             hint = self._whole_targets()
             raise ModelError(
-                f"the model maps {len(x)} samples to {list(f.shape)}; the data need [{len(x)}, {self.data.output_dim}] "
+                f"the model maps {len(x)} samples to {list(f.shape)}; the data need [{len(x)}, {outputs}] "
                 f"(by the largest label, or the targets' width){hint and f'; {hint}'}"
             )
-        if not bool(self.task.like.isfinite().all()):
+        if not bool(task.like.isfinite().all()):
             raise NumericalError("the model's weights are not finite before training")
 
 
