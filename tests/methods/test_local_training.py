@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import ntkfl
-from ntkfl.errors import ConfigError, MessageError, ModelError, NumericalError
+from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.methods import METHODS, NTKFL, Centralized, ClientRound, FedAvg, Task
 from ntkfl.methods.averaging.local_training import train_locally
-from ntkfl.methods.replies import Update
 from ntkfl.methods.robust import Robust
 from ntkfl.methods.task import STATISTICS, load_statistics, statistics_of
 from ntkfl.privacy.randomness import Randomness
-from tests.methods.rounds import gradient, one_weight, play, receive, scalar_client, small_clients, small_task
+from tests.methods.rounds import gradient, one_weight, play, scalar_client, small_clients, small_task
 
 AVERAGING = ("fedavg", "fedprox", "fednova", "scaffold", "fedadam", "fedcom", "qsgd", "data-share")
 
@@ -89,22 +88,6 @@ def test_divergence_has_a_name(steps: int) -> None:
         play(FedAvg(loss="mse", lr=0.1, local_steps=steps), task, clients)
     with pytest.raises(NumericalError, match="diverged"):
         play(Centralized(loss="mse", lr=0.1, local_steps=150), task, clients)
-
-
-def test_the_server_refuses_what_is_no_update() -> None:
-    task, (client,) = small_task(), small_clients(5)
-    good = Update.of(client, torch.tensor(1.0), weights=task.like).message(1)
-    assert isinstance(receive(FedAvg(), task, good), Update)
-    for change, reason in (
-        ({"weights": torch.full_like(task.like, torch.nan)}, "not finite"),
-        ({"weights": task.like[:-1]}, "shape"),
-        ({"samples": torch.tensor(0)}, "on 0 samples"),
-        ({"loss": torch.tensor(torch.nan)}, "not finite"),
-    ):
-        with pytest.raises(MessageError, match=reason):
-            receive(FedAvg(), task, type(good)("update", 1, {**good.arrays, **change}))
-    with pytest.raises(MessageError, match="expected"):
-        receive(FedAvg(), task, type(good)("weights", 1, good.arrays))
 
 
 # Robust combinations.

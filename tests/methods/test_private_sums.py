@@ -278,25 +278,6 @@ def test_what_would_void_the_promise_is_refused() -> None:
         method.widths(private_task(method, epsilon=1e9, noise_clients=10**4), {"gradient": 10})
 
 
-@pytest.mark.parametrize(
-    ("name", "array"),
-    [
-        ("gradient", torch.zeros(3, dtype=torch.int32)),
-        ("samples", torch.zeros(2, dtype=torch.int32)),
-        ("losses", torch.zeros(1)),
-        (MOMENTS, torch.zeros(20, dtype=torch.int32)),
-        ("moments/0-3500+35-42", torch.zeros(21, dtype=torch.int32)),
-    ],
-)
-def test_other_replies_are_refused(name: str, array: Tensor) -> None:
-    method, (client,) = PrivateSums(), small_clients(5)
-    task = private_task(method)
-    answer = method.answer(task, asked(task, asks=True), client).message(1)
-    GradientSums.parse(answer, task)
-    with pytest.raises(MessageError):
-        GradientSums.parse(Message("sums", 1, dict(answer.arrays) | {name: array}), task)
-
-
 # -- Noise that drowns what is learned is said before the first round --------------------------------------------------
 
 NUMBERS, RECORDS, ROUNDS = 7510, 923, 20

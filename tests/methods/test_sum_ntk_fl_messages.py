@@ -104,28 +104,10 @@ def changed(message: Message, **arrays: Tensor) -> Message:
     return dataclasses.replace(message, arrays={**message.arrays, **arrays})
 
 
-def test_replies_that_are_none_are_refused() -> None:
+def test_sums_far_larger_than_the_others_are_left_out() -> None:
     task, clients = small_task(dtype=torch.float32), small_clients(9, 8, 7, 6, dtype=torch.float32)
     replies = [reply(SumNTKFL(fisher="exact"), task, client) for client in clients]
-    good = replies[0]
-    CurvatureSums.parse(good, task)
-    whole, outputs = torch.tensor, good.arrays[f"{SECOND}/outputs"]
-    bad: list[dict[str, Tensor]] = [
-        {"samples": whole(0)},
-        {"samples": whole(-3)},
-        {"fresh": whole(4)},
-        {"losses": whole([-1.0], dtype=torch.float64)},
-        {"losses": torch.zeros(0, dtype=torch.float64)},
-        {"losses": torch.zeros(3, dtype=torch.float64)},
-        {"losses": whole([float("nan")], dtype=torch.float64)},
-        {"gradient": good.arrays["gradient"][1:]},
-        {f"{SECOND}/outputs": outputs[:, 1:]},
-        {f"{SECOND}/outputs": outputs.expand(3, -1)},
-        {"0-9/outputs": outputs},
-    ]
-    for change in bad:
-        with pytest.raises(MessageError):
-            CurvatureSums.parse(changed(good, **change), task)
+    good, whole = replies[0], torch.tensor
     large = changed(good, **{name: 2.0**40 * good.arrays[name] for name in good.halves})
     many = changed(good, samples=whole(10**6), fresh=whole(10**6))
     for bad_one in (large, many):
