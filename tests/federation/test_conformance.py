@@ -44,11 +44,6 @@ def quiet(name: str, **settings: Any) -> Privacy:
     return Privacy(**(own | settings))
 
 
-@pytest.fixture(scope="module")
-def digits() -> ntkfl.data.Federated:
-    return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=20, alpha=0.3), seed=0)
-
-
 def trained(fed: ntkfl.data.Federated, name: str, privacy: Privacy, rounds: int = 2, **options: Any) -> ntkfl.Run:
     method = made(name, **options.pop("options", {}))
     fed = dataclasses.replace(fed, shared=fed.client(0)) if hasattr(method, "shared_fraction") else fed

@@ -97,11 +97,6 @@ def test_a_sum_beyond_the_limits_is_refused() -> None:
 # -- Methods -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def digits() -> ntkfl.data.Federated:
-    return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=10, alpha=0.3), seed=0)
-
-
 MASKED = Privacy(secure_sum=True)
 
 

@@ -18,11 +18,6 @@ from ntkfl.wire.topk import topk_bytes
 from tests.methods.rounds import ask, small_clients, small_task
 
 
-@pytest.fixture(scope="module")
-def digits() -> ntkfl.data.Federated:
-    return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=20, alpha=0.3), seed=0)
-
-
 def train(fed: ntkfl.data.Federated, method: NTKFL, rounds: int = 4, **privacy: Any) -> ntkfl.Run:
     torch.manual_seed(0)
     given = Privacy(**privacy)
