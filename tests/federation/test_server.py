@@ -98,7 +98,6 @@ def test_replies_that_all_diverged() -> None:
 @pytest.mark.parametrize("real", [False, True])
 @pytest.mark.parametrize("average", [0.5, 0.0])
 def test_the_average_and_the_last_model_are_each_measured_with_their_own_statistics(average: float, real: bool) -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).double()
     x, y = torch.randn(50, 4).double(), torch.randn(50, 3).double() if real else torch.randint(0, 3, (50,))
     state = ServerState(Task(model, 3, "mse" if real else "ce"), FedAvg(average=average))

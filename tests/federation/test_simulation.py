@@ -74,7 +74,6 @@ def test_averaging_follows_its_formula(digits: ntkfl.data.Federated, tmp_path: P
 
 
 def test_regression_trains_with_mse() -> None:
-    torch.manual_seed(0)
     A = torch.randn(6, 2)
     clients = [((x := torch.randn(30, 6)), x @ A) for _ in range(6)]
     xt = torch.randn(50, 6)

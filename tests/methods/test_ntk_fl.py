@@ -108,7 +108,6 @@ def test_the_flow_knows_eta_times_t_alone(digits: ntkfl.data.Federated) -> None:
 
 def test_adjustment_makes_a_skewed_round_predict_as_a_balanced_one() -> None:
     """A model of biases alone learns log shares; with τ = 1 it learns nothing of them."""
-    torch.manual_seed(0)
     model = torch.nn.Linear(1, 3).double()
     torch.nn.init.zeros_(model.weight)
     torch.nn.init.zeros_(model.bias)
