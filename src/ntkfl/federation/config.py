@@ -6,9 +6,9 @@ make objects of them, once per run, and `spelled_out` writes every setting into 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -266,14 +266,14 @@ def build_network(config: ModelConfig, input_shape: tuple[int, ...], outputs: in
     """
     own = {"hidden": config.hidden, "gain": config.gain, "bias": config.bias} if config.name == "mlp" else {}
     options = {name: value for name, value in own.items() if value is not None} | config.options
-    if config.backbone is not None:
-        builder: Callable[..., Any] = partial(_adapted, config, find_factory(config.backbone))
-    else:
-        builder = MODELS.get(config.name) or find_factory(config.name)
+    builder = MODELS.get(config.name) or find_factory(config.backbone or config.name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "model"))
         try:
-            model = builder(tuple(input_shape), outputs, **options)
+            if config.backbone is None:
+                model = builder(tuple(input_shape), outputs, **options)
+            else:
+                model = _with_head(config, builder(**options), tuple(input_shape), outputs)
         except (TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConfigError(f"model {config.name!r} cannot be built: {reason}") from error
@@ -282,11 +282,8 @@ def build_network(config: ModelConfig, input_shape: tuple[int, ...], outputs: in
     return model
 
 
-def _adapted(
-    config: ModelConfig, factory: Callable[..., Any], inputs: tuple[int, ...], outputs: int, **options: Any
-) -> nn.Module:
-    """A head on what the factory gives for the options."""
-    backbone = factory(**options)
+def _with_head(config: ModelConfig, backbone: object, inputs: tuple[int, ...], outputs: int) -> nn.Module:
+    """A head on the backbone that its factory gave."""
     if not isinstance(backbone, nn.Module):
         raise ConfigError(f"backbone {config.backbone!r} must give an nn.Module, not {type(backbone).__name__}")
     if config.digest is not None and (found := digest(backbone)) != config.digest:

@@ -132,7 +132,7 @@ class Rows(Reply):
     """Arrays with a row per sample; those that describe the network are the same in every row."""
 
     kind = "rows"
-    sampled: ClassVar[bool] = True
+    sampled = True
 
     def __len__(self) -> int:
         return len(next(a for name, a in self.arrays.items() if not describes(name)))
@@ -153,7 +153,7 @@ class Update(Reply):
     """
 
     kind = "update"
-    additive: ClassVar[bool] = True
+    additive = True
     vectors: ClassVar[tuple[str, ...]] = (WEIGHTS,)
     counts: ClassVar[tuple[str, ...]] = ()  # whole numbers [] beside samples, such as steps
 
@@ -239,7 +239,7 @@ class Sums(Reply):
     """Totals over a client's samples, with their number: everything adds up."""
 
     kind = "sums"
-    additive: ClassVar[bool] = True
+    additive = True
     counts: ClassVar[tuple[str, ...]] = (SAMPLES,)  # whole numbers
     bounded: ClassVar[Mapping[str, float]] = {}  # float64, not negative: the most that one sample adds
 

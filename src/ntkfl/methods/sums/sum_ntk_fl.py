@@ -191,7 +191,8 @@ class SumNTKFL(Method):
             passed, loss, w0, sums = None if w0 is None else w, L, w, total.sums
             caution = max(1.0, caution / RELAX)
             flow = Flow(sums, spectra)
-            if self._rough(sums):
+            # Some factors lose so much of the curvature that no μ chosen beforehand fits.
+            if any(layer.shared or max(layer.shape[1:]) > self.largest for layer in sums.layers()):
                 mu = yield from self.measured(flow, w, round, mu, caution, loss)  # (4), along the plain mean's step
             if total.clients:
                 rates = (self.time, mu * caution, self.delta * caution)
@@ -238,10 +239,6 @@ class SumNTKFL(Method):
     def _unit(self, loss: Tensor) -> float:
         """min(L, s)."""
         return min(float(loss), find_loss(self.loss).scale)
-
-    def _rough(self, sums: Sums) -> bool:
-        """Whether some factors lose so much of the curvature that no μ chosen beforehand fits."""
-        return any(layer.shared or max(layer.shape[1:]) > self.largest for layer in sums.layers())
 
     def _notes(self, task: Task) -> list[str]:
         """What the network decides, as lines for a log."""
@@ -320,19 +317,15 @@ def still_asked(state: State) -> bool:
     return _COHORTS in state
 
 
-def spectra_of(state: State) -> dict[Layer, Eigen]:
-    """By layer, once factors are no longer asked for."""
-    known = {n.removeprefix(_VALUES): t for n, t in state.items() if n.startswith(_VALUES)}
-    return {Layer.parse(name): Eigen(t, state.get(_VECTORS + name)) for name, t in known.items()}
-
-
 def constant_factors(state: State, sums: Sums, fresh: int, most: int) -> tuple[State, dict[Layer, Eigen]]:
     """What the next state holds of them, and their spectra by layer. `fresh` samples of this round are behind them.
 
     They are asked for until a cohort changes every mean by less than a tenth of its norm, in `most` rounds at most.
     """
     if not still_asked(state):
-        return {name: t for name, t in state.items() if name.startswith((_VALUES, _VECTORS))}, spectra_of(state)
+        known = {name: t for name, t in state.items() if name.startswith((_VALUES, _VECTORS))}
+        layers = [name.removeprefix(_VALUES) for name in known if name.startswith(_VALUES)]
+        return known, {Layer.parse(n): Eigen(known[_VALUES + n], known.get(_VECTORS + n)) for n in layers}
     count, cohorts = state[COUNT] + fresh, int(state[_COHORTS]) + 1
     kept, spectra, moved = {COUNT: count, _COHORTS: torch.tensor(cohorts)}, {}, 0.0
     for shaped in sums.layers():
