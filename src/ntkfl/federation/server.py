@@ -233,10 +233,8 @@ class Server:
         """
         with self._drawing(number):
             began, cohort = time.perf_counter(), list(self.transport.available())
-            if self.seed is not None:  # else the transport found those that take part; which do is no secret
-                draws = np.random.Generator(np.random.PCG64(derive(self.seed, "cohort", number)))
-                drawn = draws.choice(len(cohort), self.clients_per_round, replace=False)
-                cohort = sorted(cohort[i] for i in drawn)
+            if self.seed is not None:  # else the transport found those that take part
+                cohort = [cohort[i] for i in draw_cohort(self.seed, len(cohort), self.clients_per_round, number)]
             outcome, traffic = self.attempt(number, cohort)
             evaluation = time.perf_counter()
             try:
@@ -355,6 +353,12 @@ class Server:
         """Go on from a checkpoint."""
         self.state.restore(tensors)
         self.transport.restore(tensors)
+
+
+def draw_cohort(seed: int, count: int, size: int, round: int) -> list[int]:
+    """`size` of `count` clients, ascending, drawn for the round: the same for the same seed, and no secret."""
+    rng = np.random.Generator(np.random.PCG64(derive(seed, "cohort", round)))
+    return sorted(int(i) for i in rng.choice(count, size, replace=False))
 
 
 def _checked(method: Method, task: Task, outcome: object) -> Outcome:

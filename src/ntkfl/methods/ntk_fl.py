@@ -25,7 +25,7 @@ from ntkfl.errors import ConfigError, MessageError, NumericalError
 from ntkfl.methods.base import Method, Outcome, Outgoing, Replies, Round
 from ntkfl.methods.replies import SAMPLES, Reply, Rows
 from ntkfl.methods.robust import fair_counts, median, trimmed_mean
-from ntkfl.methods.task import ClientRound, State, Task, check_finite, labels_of
+from ntkfl.methods.task import ClientRound, State, Task, blank_sample, check_finite, labels_of
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sparsify import kept, sparsify
 from ntkfl.tangent import Evolution, Jacobian, concatenate, evolve, geometric_steps
@@ -64,7 +64,7 @@ class TangentRows(Rows):
 
     @classmethod
     def blank(cls, method: Method, task: Task, question: Message) -> Self:
-        return cls.of(task, task.like, *task.zeros, getattr(method, "form", "auto"))
+        return cls.of(task, task.like, *blank_sample(task), getattr(method, "form", "auto"))
 
     def check(self, task: Task) -> None:
         """Decodes J against the network's (d2, d) and the run's settings: no array decides its own shape."""

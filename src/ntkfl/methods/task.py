@@ -78,13 +78,6 @@ class Task:
         self.like = flatten(self.model)  # device and type of weights [d]
         self._plans: dict[Hashable, JacobianPlan] = {}
 
-    @property
-    def zeros(self) -> tuple[Tensor, Tensor]:
-        """The `example`, from whose shape the form of replies follows."""
-        if self.example is None:
-            raise ConfigError("the form of replies follows from a sample's shape: give the task an `example`")
-        return self.example
-
     def at(self, weights: Tensor) -> nn.Module:
         """The network with these weights loaded: one scratch copy, overwritten by the next call."""
         load_flat(self.model, weights)
@@ -123,6 +116,13 @@ class Task:
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """ℓ for each sample on its true label, [N]."""
         return per_sample(self.loss, outputs, targets(y, self.outputs, self.loss, outputs.dtype))
+
+
+def blank_sample(task: Task) -> tuple[Tensor, Tensor]:
+    """The task's `example`, from whose shape the form of replies follows."""
+    if task.example is None:
+        raise ConfigError("the form of replies follows from a sample's shape: give the task an `example`")
+    return task.example
 
 
 def check_finite(weights: Tensor, what: str) -> Tensor:

@@ -16,7 +16,16 @@ from ntkfl.errors import MessageError
 from ntkfl.methods.averaging.local_training import train_locally
 from ntkfl.methods.base import Method, Outcome, Round
 from ntkfl.methods.replies import Rows
-from ntkfl.methods.task import ClientRound, State, Task, check_finite, labels_of, load_statistics, statistics_of
+from ntkfl.methods.task import (
+    ClientRound,
+    State,
+    Task,
+    blank_sample,
+    check_finite,
+    labels_of,
+    load_statistics,
+    statistics_of,
+)
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire.message import Message, pack_labels
 
@@ -26,7 +35,7 @@ class Samples(Rows):
 
     @classmethod
     def blank(cls, method: Method, task: Task, question: Message) -> Self:
-        x, y = task.zeros
+        x, y = blank_sample(task)
         return cls({"x": x, "labels": pack_labels(y, task.outputs)})
 
     def read(self, task: Task) -> tuple[Tensor, Tensor]:
@@ -37,7 +46,9 @@ class Samples(Rows):
         """Samples of the shape of the network's: others would not stack with theirs."""
         x, y = pair = self.read(task)
         fits = x.ndim and y.ndim and 0 < len(x) == len(y)
-        if not fits or any(own.shape[1:] != wanted.shape[1:] for own, wanted in zip(pair, task.zeros, strict=True)):
+        if not fits or any(
+            own.shape[1:] != wanted.shape[1:] for own, wanted in zip(pair, blank_sample(task), strict=True)
+        ):
             raise MessageError(f"inputs {list(x.shape)} and labels {list(y.shape)} do not fit together or the network")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ntkfl.errors import MessageError
 from ntkfl.methods.replies import LARGEST_LOSS, SAMPLES, WEIGHTS, Sums
-from ntkfl.methods.task import Task
+from ntkfl.methods.task import Task, blank_sample
 from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, REST
 from ntkfl.tangent.sums import Sums as TangentSums
 from ntkfl.wire.message import Message
@@ -87,7 +87,7 @@ class CurvatureSums(FactorSums):
     @classmethod
     def blank(cls, method: SumNTKFL, task: Task, question: Message) -> Self:  # type: ignore[override]
         """Shapes are those of the method's `curvature` for one sample of zeros."""
-        (x, y), asks = task.zeros, ASKS in question.arrays
+        (x, y), asks = blank_sample(task), ASKS in question.arrays
         arrays = method.curvature(task, task.like, x, task.training_targets(y), asks)
         arrays |= {name: torch.tensor(1) for name in (cls.counts if asks else (SAMPLES,))}
         losses = torch.zeros(1 if accepted_weights(question, task.like) is None else 2, dtype=torch.float64)

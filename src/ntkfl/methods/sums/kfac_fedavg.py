@@ -33,7 +33,7 @@ from ntkfl.methods.base import Method, Outcome, Round
 from ntkfl.methods.replies import LARGEST_LOSS, LOSS, SAMPLES, WEIGHTS
 from ntkfl.methods.robust import weighted_sum
 from ntkfl.methods.sums.curvature_reply import CHANGE, FactorSums, total_sums
-from ntkfl.methods.task import ClientRound, State, Task, check_finite, statistics
+from ntkfl.methods.task import ClientRound, State, Task, blank_sample, check_finite, statistics
 from ntkfl.tangent import Sums, curvature_sums
 from ntkfl.tangent.curvature import LARGEST
 from ntkfl.tangent.metric import Metric
@@ -49,7 +49,7 @@ class Factors(FactorSums):
 
     @classmethod
     def blank(cls, method: KfacFedAvg, task: Task, question: Message) -> Self:  # type: ignore[override]
-        x, y = task.zeros
+        x, y = blank_sample(task)
         arrays = method.factors(task, task.like, x, task.training_targets(y), None) | {SAMPLES: torch.tensor(1)}
         arrays |= {name: torch.zeros_like(task.like) for name in cls.vectors}
         return cls.of(task, method.values, arrays | {n: torch.zeros((), dtype=torch.float64) for n in cls.bounded})

@@ -32,7 +32,7 @@ from ntkfl.errors import MessageError, TooFew
 from ntkfl.methods.base import Method, Outcome, Round
 from ntkfl.methods.replies import SAMPLES, WEIGHTS
 from ntkfl.methods.sums.noisy_sums import LARGEST, MOMENTS, NoisyIntegers, NoisySums, scaled_triangle, unscaled
-from ntkfl.methods.task import ClientRound, State, Task, check_finite
+from ntkfl.methods.task import ClientRound, State, Task, blank_sample, check_finite
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sum_noise import COUNT, GRAINS
 from ntkfl.tangent.clipping import clipped_gradient, input_moments, whitened
@@ -153,7 +153,7 @@ _LAYERS: WeakKeyDictionary[Task, dict[str, int]] = WeakKeyDictionary()
 def whitened_layers(task: Task) -> dict[str, int]:
     """The moments of inputs that a client sends, by name, and how many numbers each has; worked out once for a task."""
     if task not in _LAYERS:
-        x = task.zeros[0]
+        x = blank_sample(task)[0]
         moments = input_moments(task.model, x, task.plan(_invented(x)))
         _LAYERS[task] = {MOMENTS + layer.name: scaled_triangle(A).numel() for layer, A in moments.items()}
     return _LAYERS[task]
