@@ -20,7 +20,7 @@ from torch import Tensor
 from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods.task import STATISTICS, ClientRound, Task, statistics_of
 from ntkfl.privacy.settings import SUM_LIMIT
-from ntkfl.wire.message import Message, check_finite_arrays, describes, join_rows, split_rows, take_array
+from ntkfl.wire.message import Message, NamedArrays, check_finite_arrays, describes, join_rows, split_rows
 
 if TYPE_CHECKING:
     from ntkfl.methods.base import Method
@@ -43,10 +43,10 @@ class Addend(NamedTuple):
 Addends = dict[str, Addend]
 
 
-class Reply:
+class Reply(NamedArrays):
     """Named arrays of one client (or, from a shuffler or a secure sum, of many). `halves` of them travel as float16."""
 
-    kind: ClassVar[str]
+    arrays: dict[str, Tensor]
     additive: ClassVar[bool] = False  # whether a method's round needs no more than the sum over clients
     sampled: ClassVar[bool] = False  # whether it splits into one row per sample, rather than one per client
     # How many times the median of all replies one may measure, in each of the ways that `sizes` measures it.
@@ -80,14 +80,6 @@ class Reply:
         of sealed rows and of masked vectors follow from it.
         """
         raise ConfigError(f"{cls.__name__} has no `blank` form: it cannot be shuffled or summed under masks")
-
-    def take(self, name: str, shape: tuple[int | None, ...] | None = None, like: Tensor | None = None) -> Tensor:
-        """The array `name`, of this shape (None: any size), cast and moved like `like`."""
-        return take_array(self.arrays, name, shape, like, f"a reply of kind {self.kind!r}")
-
-    def vector(self, name: str, like: Tensor) -> Tensor:
-        """One of `vectors`, [d] as `like` has it."""
-        return self.take(name, tuple(like.shape), like)
 
     def with_vectors(self, vectors: Mapping[str, Tensor]) -> Self:
         """The reply with these in place of its own. A type whose vectors are packed overrides this and `vector`."""

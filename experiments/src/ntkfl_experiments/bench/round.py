@@ -61,10 +61,10 @@ class _Case:
             assert isinstance(outgoing, Message)
             question = Message.decode(outgoing.encode())
             sent = [method.answer(task, question, client).message(1).encode() for client in self.clients]
-            kind = method.replies[question.kind]
+            received = [Message.decode(one) for one in sent]
             try:
-                received = [Message.decode(one) for one in sent]
-                outgoing = conversation.send(filter_replies(kind, task, received, Traffic()))
+                replies = filter_replies(method.replies[question.kind], task, received, Traffic())
+                outgoing = conversation.send(replies)
             except StopIteration as end:
                 new: Tensor = end.value.state["weights"]
                 return new
