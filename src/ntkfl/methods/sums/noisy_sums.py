@@ -213,11 +213,6 @@ def _purpose(name: str) -> Purpose:
 # -- What noise is worth in a run: of any method; one that adds no noise has nothing to say ----------------------------
 
 
-def releases_of(method: Method, privacy: Privacy, rounds: int) -> list[Release]:
-    """ρ of what `rounds` rounds release; empty for a method without noise."""
-    return method.releases(privacy, rounds) if isinstance(method, NoisySums) else []
-
-
 def promises(method: Method, task: Task, cohort: int, rounds: int) -> list[str]:
     """What a simulation with `rounds` rounds of `cohort` clients says of its noise before it begins.
 
