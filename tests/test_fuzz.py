@@ -405,8 +405,7 @@ def folders(scratch: Path) -> Iterator[Target]:
     expected = folder.load_checkpoint()
 
     def shown(_: Path) -> None:
-        found, targets = find([run])
-        assert render({"title": "t", "runs": [view(one) for one in found], "targets": targets, "details": {}})
+        assert render("t", [view(one) for one in find([run])])
         json.dumps(folder.records(), allow_nan=False)
 
     def checkpoint(_: Path) -> None:

@@ -22,7 +22,7 @@ def test_none_is_a_word_for_options_that_may_be_none_and_are_no_text() -> None:
     assert (kinds.number, kinds.numbers, kinds.flag, kinds.text) == (None, None, None, "none")
     assert RunConfig(model={"name": "mlp", "gain": "none"}).model == ModelConfig(name="mlp")  # inside another too
     for given in ("none", None):
-        with pytest.raises(ConfigError, match="option 'needed': input should be a valid number"):
+        with pytest.raises(ConfigError, match="option 'needed' must be a number, not"):
             Kinds(needed=given)
 
 

@@ -72,11 +72,11 @@ class Refused(NTKFLError):
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> ConfigError:
-    """The error for a name that is not one of `known`, with the nearest valid name where one is near."""
+    """The error for a name that is not one of `known`: with the nearest of them, or all where none is near."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return ConfigError(f"unknown {kind} {name!r}: {hint}valid are {', '.join(names)}")
+    hint = f"did you mean {near[0]!r}?" if near else f"valid are {', '.join(names)}"
+    return ConfigError(f"unknown {kind} {name!r}: {hint}")
 
 
 def own_frames(error: BaseException) -> list[str]:

@@ -29,10 +29,12 @@ def find_factory(name: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except (ImportError, SyntaxError, ValueError, TypeError) as error:  # the latter of names such as ':x' and '.x:y'
-        raise ConfigError(f"cannot import {module_name!r} for {name!r}: {error}") from None
+        raise ConfigError(
+            f"cannot import {module_name!r} for {name!r}, from this folder or what is installed: {error}"
+        ) from None
     found = getattr(module, attribute, None)
     if not callable(found):
-        raise ConfigError(f"{module_name!r} has no function {attribute!r}")
+        raise ConfigError(f"{module_name!r} has no function {attribute!r}, nor a class")
     return found  # type: ignore[no-any-return]  # whatever it is, it can be called
 
 

@@ -30,11 +30,19 @@ def test_a_new_project_trains_and_passes_its_own_tests(tmp_path: Path) -> None:
     assert "3 passed" in tested.stdout, tested.stdout + tested.stderr
 
 
-@pytest.mark.parametrize("name", ["2sites", "class", "a.b", "a+b"])
-def test_a_name_that_python_cannot_import_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["2sites"], "cannot be a Python package"),
+        (["class"], "cannot be a Python package"),
+        (["a.b"], "cannot be a Python package"),
+        (["two_sites", "--flower"], "cannot be a Flower app"),
+        (["x" * 33, "--flower"], "cannot be a Flower app"),
+    ],
+)
+def test_a_name_that_python_or_flower_cannot_use_is_refused(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    outcome = CliRunner().invoke(app, ["new", name])
-    assert "cannot be a Python package" in str(outcome.exception)
+    assert said in str(CliRunner().invoke(app, ["new", *words]).exception)
     assert not list(tmp_path.iterdir())

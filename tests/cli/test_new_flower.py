@@ -44,13 +44,3 @@ def test_it_is_small_and_builds_as_flower_hub_asks(project: Path, tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert "missing" not in done.stdout, done.stdout
     assert len(list(project.glob("*.fab"))) == 1
-
-
-@pytest.mark.parametrize("name", ["two_sites", "x" * 33])
-def test_a_name_that_flower_refuses_is_refused_at_once(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    outcome = CliRunner().invoke(app, ["new", name, "--flower"])
-    assert "cannot be a Flower app" in str(outcome.exception)
-    assert not list(tmp_path.iterdir())

@@ -32,7 +32,7 @@ def test_a_value_is_toml_or_else_a_word(text: str, expected: tuple[list[str], ob
 
 @pytest.mark.parametrize("text", ["=3", "lr", ".lr=3", "data.=3"])
 def test_what_names_nothing_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="NAME=VALUE"):
+    with pytest.raises(ConfigError, match="has no value: write NAME=VALUE"):
         parse_setting(text)
 
 

@@ -8,9 +8,8 @@ import sys
 
 import click
 import pytest
-from typer.testing import CliRunner
 
-from ntkfl.cli import app, verbs
+from ntkfl.cli import verbs
 from ntkfl.data import NAMES
 from ntkfl.data.partitions import PARTITIONS
 from ntkfl.federation.config import DEFAULT_METHOD
@@ -51,11 +50,7 @@ def test_every_verb_has_an_example_that_parses(name: str) -> None:
         command.parse_args(context, words[1:])
     for one in command.commands.values() if isinstance(command, click.Group) else [command]:
         assert one.help, f"{name} {one.name}"
-        for parameter in one.params:  # everything that can be given is explained
-            assert getattr(parameter, "help", None), f"{name} {one.name}: {parameter.name}"
-
-
-def test_an_unknown_verb_is_told_which_is_near() -> None:
-    outcome = CliRunner().invoke(app, ["trian"])
-    assert outcome.exit_code == 2
-    assert "train" in outcome.output
+        for parameter in one.params:  # everything that can be given is explained, in a sentence
+            text = str(getattr(parameter, "help", None) or "")
+            assert text, f"{name} {one.name}: {parameter.name}"
+            assert name == "audit" or text.endswith("."), f"{name} {one.name}: {parameter.name}"

@@ -160,7 +160,7 @@ def test_captions_say_what_was_run_and_every_option_that_is_not_the_default() ->
         ('name = "fedavg"', 'name = "fedagv"', "did you mean 'fedavg'"),
         ("grid = { lr", "grid = { rl", "unknown option 'rl' for FedAvg"),
         ("lr = [0.1, 0.3]", "lr = []", "at least one value"),
-        ("rounds = 4\n", "round = 4\n", "unknown option 'round' for Comparison: did you mean 'rounds'"),
+        ("rounds = 4\n", "round = 4\n", "unknown option 'round' for a comparison: did you mean 'rounds'"),
         ('label = "FedAvg"', 'label = "NTK-FL"', "label of its own"),
         ("seeds = [0, 1]", "seeds = []", "seeds"),
         ("rounds = 4\n", "rounds = = 4\n", "not valid TOML"),

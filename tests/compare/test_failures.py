@@ -83,7 +83,7 @@ def test_an_error_is_said_with_its_place_and_the_others_go_on(
     assert broken["failed"] == ["KeyError: 'velocity' (broken_method.py, line 6, in helper)"] * 2
     table = (tmp_path / "out/table.md").read_text()
     assert re.search(r"\| broken \[a\] \|.*\| failed \|", table)
-    shown = {run.name: view(run) for run in find([tmp_path / "out"])[0]}
+    shown = {run.name: view(run) for run in find([tmp_path / "out"])}
     assert shown["whole, seed 0"]["condition"] == "finished"
     assert shown["broken [a], seed 0"]["condition"] == "failed"
     assert "failed after 1 of 3 rounds: KeyError" in shown["broken [a], seed 0"]["text"]

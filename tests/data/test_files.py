@@ -121,7 +121,7 @@ def test_a_row_is_for_testing_whatever_other_rows_there_are(tmp_path: Path) -> N
         ("x,label,split\n1,0,train\n2,1,train\n", "all rows are for training, none for the other"),
         ('x,label\n"1,0\n', "cannot be read as a table"),
         ("x,label\n" + "".join(f"{i},note {i}\n" for i in range(30)), "half the rows have a label of their own"),
-        (None, "No such file"),
+        (None, "no such file"),
         ("x,label\n\udcff,1\n", "cannot be read as a table"),
     ],
 )

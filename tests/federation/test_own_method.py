@@ -66,8 +66,12 @@ WRONG = {
     "NoOutcome": ("round", _YIELDS, "must return an Outcome, not None"),
     "NoWeights": ("round", f"{_YIELDS}return Outcome({{}}, None)", "found none"),
     "Shape": ("round", f"{_YIELDS}return Outcome({{'weights': state['weights'][:5]}}, None)", r"\[310\], found \[5\]"),
-    "Many": ("answer", "return [super().answer(task, question, client)]", r"must return a Gradient, not \[Gradient"),
-    "Nothing": ("answer", "pass", "must return a Gradient, not None"),
+    "Many": (
+        "answer",
+        "return [super().answer(task, question, client)]",
+        r"must return Gradient\.of\(…\), not \[Gradient",
+    ),
+    "Nothing": ("answer", "pass", r"must return Gradient\.of\(…\), not None"),
     "Number": ("answer", "return Gradient({'gradient': 1.0})", "'gradient' in a reply must be a tensor, not 1.0"),
 }
 

@@ -138,7 +138,7 @@ def test_the_scores_of_the_old_model_leave_the_history(tmp_path: Path) -> None:
     kept = json.loads((tmp_path / "run" / "forgotten.jsonl").read_text())
     assert kept["test_accuracy_before"] == before["test_accuracy"]
     assert before["samples"] == last["samples"] + kept["samples"]
-    shown = view(find([tmp_path / "run"])[0][0])
+    shown = view(find([tmp_path / "run"])[0])
     assert shown["text"] == "finished: 1 round; 1 client forgotten since (north)"
     audited = CliRunner().invoke(app, ["audit", str(tmp_path / "run")])
     assert "a client was forgotten since (north)" in str(audited.exception)

@@ -12,8 +12,8 @@ from ntkfl.methods import METHODS, Privacy, Robust
 from ntkfl.methods.base import kinds_of, settle
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-    ("ntk-fl", {"secure_sum": True}, {}, "ntk-fl needs more of clients than the sum of their replies"),
-    ("scaffold", {"secure_sum": True}, {}, "scaffold needs more of clients than the sum of their replies"),
+    ("ntk-fl", {"secure_sum": True}, {}, "ntk-fl needs each client's reply, and secure_sum"),
+    ("scaffold", {"secure_sum": True}, {}, "scaffold needs each client's reply, and secure_sum"),
     ("fedavg", {"sparsity": 0.9}, {}, "sparsity is for methods that send rows, and fedavg sends updates"),
     ("sum-ntk-fl", {"values": "8bit"}, {}, "values is for methods that send rows, and sum-ntk-fl sends sums"),
     ("fedavg", {"epsilon": 1.0}, {}, "fedavg adds none: take private-sums or private-ridge"),

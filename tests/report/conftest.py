@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,8 +25,20 @@ NTK = {"name": "ntk-fl", "steps": [50, 400]}
 AVERAGING = {"name": "fedavg", "local_steps": 2, "lr": 0.1}
 
 
+Open = Callable[..., Any]  # an address, a width and a colour scheme → Playwright's page
+Shoot = Callable[[Any, str], None]
+
+
 class Interrupted(Exception):
     pass
+
+
+def copied(run: Path, folder: Path) -> Path:
+    """A folder with what a report reads of a run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in ("config.toml", "history.jsonl", "timings.jsonl"):
+        (folder / file).write_bytes((run / file).read_bytes())
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -33,21 +46,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A comparison of two methods over two seeds, a finished run, and one that was interrupted after two of six."""
     root = tmp_path_factory.mktemp("runs")
     entries = [{"label": "NTK-FL", "rounds": 3, "method": NTK}, {"label": HOSTILE, "rounds": 5, "method": AVERAGING}]
-    comparison = Comparison(
-        name="small",
-        clients_per_round=3,
-        seeds=(0, 1),
-        targets=(0.4,),
-        data=DATA,
-        model={"hidden": [8]},
-        methods=entries,
-    )
+    common = {"clients_per_round": 3, "data": DATA, "model": {"hidden": [8]}}
+    comparison = Comparison(name="small", seeds=(0, 1), targets=(0.4,), methods=entries, **common)
     cells, pairs = root / "small" / "cells", [(e, seed) for e in comparison.methods for seed in comparison.seeds]
     every = [Cell(entry.label, comparison.run(entry, seed, {}), cells) for entry, seed in pairs]
     write_plan(root / "small", comparison, every)
     for cell in every:
         execute(cell.config, out=cell.folder.path)
-    common = {"clients_per_round": 3, "data": DATA, "model": {"hidden": [8]}}
     execute(RunConfig(rounds=4, method=AVERAGING, **common), out=root / "whole")
 
     def interrupt(record: dict[str, object], _: object) -> None:
@@ -55,11 +60,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        execute(
-            RunConfig(rounds=6, method=AVERAGING, seed=1, **common),
-            out=root / "cut",
-            callbacks=[interrupt],
-        )
+        execute(RunConfig(rounds=6, method=AVERAGING, seed=1, **common), out=root / "cut", callbacks=[interrupt])
     audit = root / "whole" / "audit"
     audit.mkdir()
     attack = {"attack": "analytic inversion", "role": "aggregator", "recovers": "the input x", "measure": "SSIM"}
@@ -69,14 +70,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def find_chromium() -> str | None:
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
 @pytest.fixture(scope="session")
-def browser() -> Iterator[object]:
+def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: make test-browser")
-    chromium = find_chromium()
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
         pytest.skip("needs Chromium: apt-get install chromium")
     SHOTS.mkdir(parents=True, exist_ok=True)
@@ -87,24 +84,21 @@ def browser() -> Iterator[object]:
         started.close()
 
 
-Open = Callable[..., object]
-
-
 @pytest.fixture
-def shoot() -> Callable[[object, str], None]:
+def shoot() -> Shoot:
     """Keeps a screenshot of the whole page in build/screenshots, for people to look at."""
-    return lambda page, name: page.screenshot(path=SHOTS / f"{name}.png", full_page=True)  # type: ignore[attr-defined]
+    return lambda page, name: page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
 
 
 @pytest.fixture
-def open_page(browser: object) -> Iterator[Open]:
+def open_page(browser: Any) -> Iterator[Open]:
     """Opens an address in a fresh window; at the end nothing may have been said on the console, or asked elsewhere."""
-    contexts: list[object] = []
+    contexts: list[Any] = []
     said: list[str] = []
     asked: list[str] = []
 
-    def opened(url: str, width: int = 1400, scheme: str = "light") -> object:
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[attr-defined]
+    def opened(url: str, width: int = 1400, scheme: str = "light") -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(20_000)
@@ -117,6 +111,6 @@ def open_page(browser: object) -> Iterator[Open]:
 
     yield opened
     for context in contexts:
-        context.close()  # type: ignore[attr-defined]
+        context.close()
     assert said == []
     assert [url for url in asked if not re.match(r"file:|data:|http://127\.0\.0\.1:", url)] == []

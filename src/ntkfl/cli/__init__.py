@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+import click
 import typer
 
 from ntkfl.cli.verbs import Verbs
@@ -35,9 +36,20 @@ def main() -> None:
     and 75, Ctrl-C one line and 130; none has a traceback. An error in a user's own code is told with its lines there.
     """
     try:
-        app(prog_name="ntkfl")
+        sys.exit(app(prog_name="ntkfl", standalone_mode=False) or 0)
     except NTKFLError as error:
         sys.exit(_tell(error, error.exit_code))
+    except click.UsageError as error:
+        text = error.format_message()
+        if "\n" in text:  # no verb was given: this is the help
+            typer.echo(text, err=True)
+            sys.exit(error.exit_code)
+        help = f"; for help: {error.ctx.command_path} --help" if error.ctx else ""
+        text = text.replace(". (Did", " (did").rstrip(".")
+        sys.exit(_tell(NTKFLError(f"{text[:1].lower()}{text[1:]}{help}"), error.exit_code))
+    except click.Abort:  # Ctrl-C, where no verb has more to say of it
+        typer.echo("stopped", err=True)
+        sys.exit(130)
     except BrokenPipeError:  # the reader of our output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -51,7 +63,11 @@ def main() -> None:
 
 
 def _tell(error: Exception, code: int, *more: str) -> int:
-    """Print the error and the user's own lines on the way to it, in red unless its reader wants none."""
-    text = "\n".join([f"ntkfl: {said(error)}", *(f"  {line}" for line in [*own_frames(error), *more])])
+    """Print the error, the notes on how to mend it, and the user's own lines on the way to it, in red unless its reader
+    wants none.
+    """
+    notes = [line for note in getattr(error, "__notes__", ()) for line in note.splitlines()]
+    lines = [f"ntkfl: {said(error)}", *(f"  {line.strip()}" for line in [*notes, *own_frames(error), *more])]
+    text = "\n".join(lines)
     typer.echo(text if os.environ.get("NO_COLOR") else typer.style(text, fg=typer.colors.RED), err=True)
     return code

@@ -24,10 +24,10 @@ from ntkfl.progress import percent, plural
 
 
 def compare(
-    config: Annotated[Path, typer.Argument(help="a TOML that lists methods, options, grids and seeds")],
-    out: Annotated[Path | None, typer.Option(help="folder of runs and results (default runs/NAME)")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="runs at a time (default one per core)")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
+    config: Annotated[Path, typer.Argument(help="TOML of methods, options, grids and seeds.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of runs and results (default runs/NAME).")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time (default one per core).")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda (default cpu).")] = None,
 ) -> None:
     """Compare methods on equal terms.
 
@@ -159,4 +159,4 @@ def _line(cell: Cell) -> str:
     accuracy, on = last["test_accuracy"], ""
     if "validation_accuracy" in last:
         accuracy, on = last["validation_accuracy"], " on held-out clients"
-    return f"✓ {cell.label}, seed {cell.config.seed}: {percent(accuracy, 2)}{on} after {plural(last['round'], 'round')}"
+    return f"✓ {cell.label}, seed {cell.config.seed}: {percent(accuracy)}{on} after {plural(last['round'], 'round')}"

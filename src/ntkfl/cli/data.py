@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ntkfl.cli.settings import assign
-from ntkfl.cli.verbs import ClientColumn, LabelColumn, SplitColumn, stoppable
+from ntkfl.cli.verbs import ClientColumn, LabelColumn, OfData, Set, SplitColumn, stoppable
 from ntkfl.data.catalog import CATALOG, NAMES, fetch, load, locate
 from ntkfl.errors import unknown
 from ntkfl.federation.config import RunConfig, load_data
@@ -70,15 +70,10 @@ def show(
             help="A dataset (`ntkfl data list`), FILE.csv, .parquet or .npz, a folder, or package.module:function."
         ),
     ],
-    partition: Annotated[
-        str | None, typer.Option(help="dirichlet, writer, iid, shards, or client (as a file says).")
-    ] = None,
-    clients: Annotated[int | None, typer.Option(help="Clients; 300 if not given.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="Dirichlet: how alike clients are; 0.1 if not given.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of data: shards_per_client=3."),
-    ] = None,
+    partition: Annotated[str | None, OfData(help="dirichlet, writer, iid, shards, or client (as a file says).")] = None,
+    clients: Annotated[int | None, OfData(help="Clients in all (default 300).")] = None,
+    alpha: Annotated[float | None, OfData(help="Dirichlet concentration, above 0 (default 0.1).")] = None,
+    set_: Set = None,
     seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
     label_column: LabelColumn = None,
     client_column: ClientColumn = None,

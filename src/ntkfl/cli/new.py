@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import keyword
 import re
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -12,25 +11,9 @@ import typer
 
 from ntkfl.errors import ConfigError
 
-# Where each file goes; PACKAGE stands for the project's name as Python spells it.
-PLACES = {
-    "data.py": "PACKAGE/data.py",
-    "model.py": "PACKAGE/model.py",
-    "config.toml": "config.toml",
-    "compare.toml": "compare.toml",
-    "test_project.py": "test_project.py",
-    "README.md": "README.md",
-}
-FLOWER_PLACES = {
-    "flower/task.py": "PACKAGE/task.py",
-    "flower/client_app.py": "PACKAGE/client_app.py",
-    "flower/server_app.py": "PACKAGE/server_app.py",
-    "flower/pyproject.toml": "pyproject.toml",
-    "flower/LICENSE": "LICENSE",
-    "flower/README.md": "README.md",
-}
-# Flower's rule for the name of an app.
-FLOWER_NAME = r"[A-Za-z][A-Za-z0-9-]{0,31}"
+PROJECTS = Path(__file__).parent / "project"  # plain and flower: files as they lie in a project, as NAME.txt
+PACKAGE = "PACKAGE"  # in their paths: the project's name as Python spells it
+FLOWER_NAME = r"[A-Za-z][A-Za-z0-9-]{0,31}"  # Flower's rule for the name of an app
 
 
 def new(
@@ -44,19 +27,20 @@ def new(
     folder = Path(name)
     package = re.sub(r"[- ]", "_", folder.name)
     if not package.isidentifier() or keyword.iskeyword(package):
-        raise ConfigError(f"{folder.name!r} cannot be a Python package: take letters, digits and '_', a letter first")
+        raise ConfigError(
+            f"{folder.name!r} cannot be a Python package: take letters, digits, '-' and '_', a letter first"
+        )
     if flower and not re.fullmatch(FLOWER_NAME, folder.name):
         raise ConfigError(
             f"{folder.name!r} cannot be a Flower app: take up to 32 letters, digits and '-', a letter first"
         )
     if folder.exists():
         raise ConfigError(f"{folder} exists already; take another name, nothing was written")
-    for source, place in (FLOWER_PLACES if flower else PLACES).items():
-        text = (files("ntkfl.cli") / "project" / f"{source}.txt").read_text()
-        path = folder / place.replace("PACKAGE", package)
+    source = PROJECTS / ("flower" if flower else "plain")
+    for file in source.rglob("*.txt"):
+        path = folder / str(file.relative_to(source).with_suffix("")).replace(PACKAGE, package)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.replace("{package}", package).replace("{name}", folder.name))
-    (folder / package / "__init__.py").touch()
+        path.write_text(file.read_text().replace("{package}", package).replace("{name}", folder.name))
     start, command = (
         ("task.py", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 flwr run . --stream")
         if flower

@@ -15,6 +15,16 @@ from ntkfl.safe_parse import parse_toml
 TABLES = ("data", "model", "method", "privacy", "robust")
 
 
+def put(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set what the path leads to, through tables that are made where they are missing."""
+    *tables, name = path
+    for table in tables:
+        inner = settings.get(table)
+        settings[table] = inner if isinstance(inner, dict) else {}
+        settings = settings[table]
+    settings[name] = value
+
+
 def assign(settings: dict[str, Any], given: Sequence[str]) -> None:
     """Put each NAME=VALUE where it belongs in the settings of a run, whose method is named already.
 
@@ -23,13 +33,7 @@ def assign(settings: dict[str, Any], given: Sequence[str]) -> None:
     """
     for text in given:
         path, value = parse_setting(text)
-        *tables, name = path if len(path) > 1 else _find(path[0], settings["method"])
-        place = settings
-        for table in tables:
-            inner = place.get(table)
-            place[table] = inner if isinstance(inner, dict) else {}
-            place = place[table]
-        place[name] = value
+        put(settings, path if len(path) > 1 else _find(path[0], settings["method"]), value)
 
 
 def parse_setting(text: str) -> tuple[list[str], Any]:
@@ -37,7 +41,7 @@ def parse_setting(text: str) -> tuple[list[str], Any]:
     name, equals, value = text.partition("=")
     path = name.strip().replace("-", "_").split(".")
     if not equals or not all(path):
-        raise ConfigError(f"--set {text[:80]!r}: expected NAME=VALUE")
+        raise ConfigError(f"--set {text[:80]!r} has no value: write NAME=VALUE, such as --set lr=0.1")
     try:
         found = parse_toml(f"value = {value}")
     except ValueError:
@@ -48,24 +52,26 @@ def parse_setting(text: str) -> tuple[list[str], Any]:
 def _find(name: str, method: dict[str, Any]) -> list[str]:
     """The path of a setting that is given by its name alone."""
     from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig, method_class
-    from ntkfl.methods.robust import Robust
+    from ntkfl.methods import METHODS, Privacy, Robust
     from ntkfl.options import Options
-    from ntkfl.privacy.settings import Privacy
 
-    known: dict[tuple[str, ...], type[Options]]
-    known = {(): RunConfig, ("data",): DataConfig, ("model",): ModelConfig, ("method",): method_class(method)}
-    known |= {("privacy",): Privacy, ("robust",): Robust}
-    places = [[*table, name] for table, kind in known.items() if name in kind.model_fields]
+    kinds: dict[tuple[str, ...], type[Options]]
+    kinds = {(): RunConfig, ("data",): DataConfig, ("model",): ModelConfig, ("method",): method_class(method)}
+    kinds |= {("privacy",): Privacy, ("robust",): Robust}
+    places = [[*table, name] for table, kind in kinds.items() if name in kind.model_fields and name not in TABLES]
     if ["method", name] in places:  # what other tables have of that name does not concern this method
         return ["method", name]
-    if len(places) == 1 and name not in TABLES:
+    if len(places) == 1:
         return places[0]
-    if places:
-        whole = " or ".join(".".join(path) for path in places if name not in TABLES) or f"{name}.NAME"
-        raise ConfigError(f"--set {name}: there are several, say {whole}")
-    names = {own for kind in known.values() for own in kind.model_fields} - set(TABLES)
+    if places or name in TABLES:
+        whole = " or ".join(".".join(path) for path in places) or f"{name}.NAME"
+        raise ConfigError(f"--set {name} could mean several settings: write {whole}")
+    if owners := [other.name for other in METHODS.values() if name in other.model_fields]:
+        raise ConfigError(f"{method['name']} has no option {name!r}; these methods have: {', '.join(owners)}")
+    names = {own for kind in kinds.values() for own in kind.model_fields} - {*TABLES}
     near = difflib.get_close_matches(name, sorted(names), n=3)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"valid are {', '.join(sorted(names))}"
+    own = ", ".join(kinds["method",].model_fields)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"its own are {own}; docs/compare.md has all"
     raise ConfigError(f"unknown option {name!r} for a run with {method['name']}: {hint}")
 
 

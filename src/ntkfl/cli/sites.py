@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from ntkfl.errors import ConfigError
+
 
 def _group(help: str, example: str) -> typer.Typer:
     return typer.Typer(help=f"{help}\n\nExample: {example}", no_args_is_help=True, add_completion=False)
@@ -95,7 +97,6 @@ def revoke(folder: KeyServerFolder, name: Name) -> None:
 @policy.command("new")
 def new_policy(path: File = Path("policy.toml")) -> None:
     """Write a policy to edit."""
-    from ntkfl.errors import ConfigError
     from ntkfl.federation.policy import running_code
 
     try:
@@ -114,6 +115,8 @@ def show_policy(path: File = Path("policy.toml")) -> None:
     from ntkfl.federation.policy import FOLDER, Policy
     from ntkfl.privacy.ledger import FILE, Ledger, spent_in_year
 
+    if not path.exists():
+        raise ConfigError(f"no policy at {path}: `ntkfl policy new {path}` writes one to edit")
     allowed = Policy.read(path)
     for name, value in allowed.model_dump(exclude={"flower", "privacy"}).items():
         values = [value] if isinstance(value, str | int) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,14 @@ from ntkfl.cli.verbs import (
     PARTITIONS,
     AllowCode,
     ClientColumn,
+    Json,
     LabelColumn,
+    OfData,
+    OfMethod,
+    OfOutput,
+    OfPrivacy,
+    OfRun,
+    Set,
     SplitColumn,
     stoppable,
 )
@@ -30,67 +37,53 @@ if TYPE_CHECKING:
 def train(
     dataset: Annotated[
         str | None,
-        typer.Option(
+        OfData(
             help=f"{', '.join(DATASETS)}, FILE.csv, .parquet or .npz, a folder, or package.module:function "
-            f"(default {DATASETS[0]})"
+            f"(default {DATASETS[0]})."
         ),
     ] = None,
-    partition: Annotated[str | None, typer.Option(help=f"{', '.join(PARTITIONS)} (default {PARTITIONS[0]})")] = None,
-    clients: Annotated[int | None, typer.Option(help="clients in all (default 300)")] = None,
+    partition: Annotated[
+        str | None, OfData(help=f"{', '.join(PARTITIONS)} (default {PARTITIONS[0]}; client for a file or folder).")
+    ] = None,
+    clients: Annotated[int | None, OfData(help="Clients in all (default 300).")] = None,
     alpha: Annotated[
-        float | None, typer.Option(help="Dirichlet concentration, above 0: smaller is more heterogeneous (default 0.1)")
+        float | None, OfData(help="Dirichlet concentration, above 0: smaller is more heterogeneous (default 0.1).")
     ] = None,
     standardize: Annotated[
         bool | None,
-        typer.Option(
-            "--standardize",
-            help="inputs to mean 0 and deviation 1 by feature or channel, from sums that clients tell once",
-        ),
+        OfData("--standardize", help="Scale each feature or channel to mean 0 and deviation 1, by clients' sums."),
     ] = None,
     targets: Annotated[
-        str | None,
-        typer.Option(help="of a file: what whole numbers are, real or classes; as the loss has it if not given"),
+        str | None, OfData(help="File: whole numbers are real targets or classes (default: as the loss needs).")
     ] = None,
     label_column: LabelColumn = None,
     client_column: ClientColumn = None,
     split_column: SplitColumn = None,
     method: Annotated[
-        str | None, typer.Option(help=f"{', '.join(METHODS)} (default {METHODS[0]}), or package.module:Class")
+        str | None, OfMethod(help=f"{', '.join(METHODS)}, or package.module:Class (default {METHODS[0]}).")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help=f"{', '.join(MODELS)}, or package.module:factory (default {MODELS[0]})")
+        str | None, OfMethod(help=f"{', '.join(MODELS)}, or package.module:factory (default {MODELS[0]}).")
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="any other setting, with a value as in TOML: lr=0.1, 'model.hidden=[64]', stop_at=0.9; "
-            "may be repeated",
-        ),
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="communication rounds (default 10)")] = None,
+    set_: Set = None,
+    rounds: Annotated[int | None, OfRun(help="Communication rounds (default 10; with --private 20).")] = None,
     clients_per_round: Annotated[
-        int | None, typer.Option(help="clients drawn each round, or all where there are fewer (default 20)")
+        int | None, OfRun(help="Clients drawn each round (default 20, or all where there are fewer; --private: all).")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="root of everything random (default 0)")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
-    config: Annotated[Path | None, typer.Option(help="a TOML of settings; options given here win")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
+    seed: Annotated[int | None, OfRun(help="Root of everything random (default 0).")] = None,
+    device: Annotated[str | None, OfRun(help="cpu or cuda (default cpu).")] = None,
+    config: Annotated[Path | None, OfRun(help="TOML of settings; options given here win.")] = None,
+    resume: Annotated[bool, OfRun("--resume", help="Continue the run in --out.")] = False,
     allow_code: AllowCode = False,
     private: Annotated[
         bool,
-        typer.Option("--private", help="differentially private: secure sums, ε = 3 for a record (--set epsilon=1)"),
+        OfPrivacy("--private", help="Differential privacy with secure sums: ε = 3 for a record (--set epsilon=1)."),
     ] = False,
     secure_sum: Annotated[
-        bool | None,
-        typer.Option(
-            "--secure-sum",
-            help="replies are masked, so that the server learns their sum alone: for methods that need no more",
-        ),
+        bool | None, OfPrivacy("--secure-sum", help="Mask replies: the server learns only their sum.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="the run's folder")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round on stdout, nothing else")] = False,
+    out: Annotated[Path | None, OfOutput(help="Folder to keep the run in (default: it is not kept).")] = None,
+    as_json: Json = False,
 ) -> None:
     """Train one model over many clients.
 
@@ -101,24 +94,26 @@ def train(
     from ntkfl.progress import RoundTable
 
     if resume and out is None:
-        raise ConfigError("--resume needs --out, the run's folder")
-    data: dict[str, Any] = {
-        "dataset": dataset,
-        "partition": partition,
-        "clients": clients,
-        "alpha": alpha,
-        "standardize": standardize,
-    }
-    data |= {"targets": targets, "label_column": label_column, "client_column": client_column}
-    given: dict[str, dict[str, Any]] = {
-        "data": data | {"split_column": split_column},
-        "model": {"name": model},
-        "method": {"name": method},
-        "privacy": {"secure_sum": secure_sum},
-        "": {"rounds": rounds, "clients_per_round": clients_per_round, "seed": seed},
+        raise ConfigError("--resume needs the folder of the run to continue: add --out FOLDER")
+    flags = {
+        "data.dataset": dataset,
+        "data.partition": partition,
+        "data.clients": clients,
+        "data.alpha": alpha,
+        "data.standardize": standardize,
+        "data.targets": targets,
+        "data.label_column": label_column,
+        "data.client_column": client_column,
+        "data.split_column": split_column,
+        "method.name": method,
+        "model.name": model,
+        "rounds": rounds,
+        "clients_per_round": clients_per_round,
+        "seed": seed,
+        "privacy.secure_sum": secure_sum,
     }
     base = _settings_before(config, out if resume else None, allow_code)
-    run_config = _config(base, given, set_ or [], private)
+    run_config = _config(base, flags, set_ or [], private)
     display = RoundTable(run_config.rounds, remarks, quiet=as_json)
     for line in _notes(run_config):
         display.note(line)
@@ -155,22 +150,17 @@ def _settings_before(file: Path | None, resumed: Path | None, allow_code: bool) 
     return read.model_dump(mode="json", exclude_unset=True)
 
 
-def _config(
-    base: dict[str, Any], given: dict[str, dict[str, Any]], assigned: Sequence[str], private: bool
-) -> RunConfig:
-    """The settings of the command line, by table ("": of none), on top of `base`; None is what was not given."""
-    from ntkfl.cli.settings import assign, private_name, private_settings
+def _config(base: dict[str, Any], flags: Mapping[str, Any], assigned: Sequence[str], private: bool) -> RunConfig:
+    """The settings `base` with the flags that were given, then with what --set assigns."""
+    from ntkfl.cli.settings import assign, private_name, private_settings, put
     from ntkfl.federation.config import RunConfig
 
-    for table, values in given.items():
-        own = {name: value for name, value in values.items() if value is not None}
-        if table == "method" and own.get("name") not in (None, base.get("method", {}).get("name")):
-            base["method"] = own  # another method: the file's options are not its own
-        elif own and table:
-            base[table] = base.get(table, {}) | own
-        else:
-            base |= own
     method = base.setdefault("method", {})
+    if flags["method.name"] not in (None, method.get("name")):
+        method.clear()  # the options of the file are another method's
+    for name, value in flags.items():
+        if value is not None:
+            put(base, name.split("."), value)
     method["name"] = private_name(method.get("name")) if private else method.get("name", METHODS[0])
     assign(base, assigned)
     return RunConfig(**(private_settings(base) if private else base))

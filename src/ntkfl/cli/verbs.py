@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Annotated
@@ -15,6 +13,8 @@ import click
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.utils import get_params_from_function
+
+from ntkfl.errors import unknown
 
 # What `ntkfl --help` says of each verb, in that order, and where it is: a function or a `typer.Typer` of its name.
 # Other packages add theirs by an entry point of the group `ntkfl.verbs`: such a mapping, in a module without imports.
@@ -40,16 +40,25 @@ DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards", "client")
 MODELS = ("mlp", "cnn", "resnet", "gru", "transformer")
 
-# Options that several verbs have.
+# Options that several verbs have. The help of `train` shows its options in these groups.
+OfData, OfMethod, OfRun, OfPrivacy, OfOutput = (
+    partial(typer.Option, rich_help_panel=group) for group in ("Data", "Method", "Run", "Privacy", "Output")
+)
+Set = Annotated[
+    list[str] | None,
+    OfMethod(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Any other setting, with a value as in TOML: lr=0.1, 'model.hidden=[64]', stop_at=0.9. May be repeated.",
+    ),
+]
+LabelColumn = Annotated[str | None, OfData(help="Table: column of labels (default label).")]
+ClientColumn = Annotated[str | None, OfData(help="Table: column with the client's name (default client).")]
+SplitColumn = Annotated[str | None, OfData(help="Table: column that says train or test (default split).")]
 AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="run code that the folder names (package.module:factory): trust its maker")
+    bool, OfRun("--allow-code", help="Run code that the folder names (package.module:factory): trust its maker.")
 ]
-LabelColumn = Annotated[str | None, typer.Option(help="of a table: the column of labels; label if not given")]
-ClientColumn = Annotated[
-    str | None, typer.Option(help="of a table: the column with the client's name; client if not given")
-]
-SplitColumn = Annotated[str | None, typer.Option(help="of a table: the column of train and test; split if not given")]
-Json = Annotated[bool, typer.Option("--json", help="the result as JSON on stdout, nothing else")]
+Json = Annotated[bool, OfOutput("--json", help="Print JSON on standard output, nothing else.")]
 
 
 @cache
@@ -86,14 +95,8 @@ class Verbs(TyperGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """For use: the verb itself."""
         if args[0] not in listed():
-            near = difflib.get_close_matches(args[0], listed(), n=1)
-            ctx.fail(f"no verb {args[0]!r}{f': did you mean {near[0]!r}?' if near else ''}")
+            raise unknown("verb", args[0], listed())
         return args[0], load(args[0]), args[1:]
-
-    def invoke(self, ctx: click.Context) -> object:
-        """Whatever a verb does not handle itself: an interrupt is one line and exit code 130."""
-        with stoppable():
-            return super().invoke(ctx)
 
 
 @cache
@@ -107,17 +110,9 @@ def load(name: str) -> click.Command:
     command = typer.main.get_command(app)
     if isinstance(command, TyperGroup):
         command.suggest_commands = False  # click does so itself
-    _restore_argument_help(command)
+    for one in command.commands.values() if isinstance(command, click.Group) else [command]:
+        declared = get_params_from_function(one.callback) if one.callback else {}
+        for parameter in one.params:
+            if isinstance(parameter, TyperArgument):  # whose help click 8.5 erases
+                parameter.help = declared[str(parameter.name)].default.help
     return command
-
-
-def _restore_argument_help(command: click.Command) -> None:
-    """Click 8.5 gives arguments a help of their own and so erases what older typers had put there."""
-    if isinstance(command, click.Group):
-        for inner in command.commands.values():
-            _restore_argument_help(inner)
-    elif command.callback is not None:
-        declared = get_params_from_function(inspect.unwrap(command.callback))
-        for parameter in command.params:
-            if isinstance(parameter, TyperArgument) and parameter.name in declared:
-                parameter.help = getattr(declared[parameter.name].default, "help", None)

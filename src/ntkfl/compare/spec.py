@@ -14,7 +14,7 @@ from ntkfl.federation.byzantine import Byzantine
 from ntkfl.federation.config import DataConfig, ModelConfig, RunConfig, build_method, load_data, method_class
 from ntkfl.methods.base import settle
 from ntkfl.methods.robust import Robust
-from ntkfl.options import Options
+from ntkfl.options import Options, read_from
 from ntkfl.privacy.settings import Privacy
 from ntkfl.safe_parse import read_toml
 
@@ -22,7 +22,7 @@ _HELD_OUT = 0.1  # part of the clients that scores settings by default
 ALONE = "each client alone"  # the row that `alone = true` adds
 
 
-class Search(Options):
+class Search(Options, title="[search]"):
     """Successive halving over the entries' grids, scored on held-out clients and never on the test set."""
 
     hold_out: int | None = Field(
@@ -40,7 +40,7 @@ class Search(Options):
     )
 
 
-class Entry(Options):
+class Entry(Options, title="[[methods]]"):
     """One curve: a method with fixed options, and lists of values to search for others."""
 
     label: str = Field(min_length=1, description="the curve's name in tables and charts, another for each entry")
@@ -93,7 +93,7 @@ class Entry(Options):
         return {"method": method, "privacy": Privacy(**given | privacy), "robust": bounds}
 
 
-class Comparison(Options):
+class Comparison(Options, title="a comparison"):
     """The whole file."""
 
     name: str = Field(
@@ -123,7 +123,9 @@ class Comparison(Options):
     def model_post_init(self, _: object) -> None:
         labels = [entry.label for entry in self.methods]
         if len(set(labels)) != len(labels):
-            raise ConfigError("every method of a comparison needs a label of its own")
+            raise ConfigError(
+                f"two methods have the label {max(labels, key=labels.count)!r}: give each a label of its own"
+            )
         for label in self.figure or ():
             if label not in labels:
                 raise unknown("label in figure", label, labels)
@@ -135,7 +137,8 @@ class Comparison(Options):
         """From a TOML file; its name is the comparison's, unless the file gives one."""
         values = read_toml(path)
         values.setdefault("name", path.stem)
-        return Comparison(**values)
+        with read_from(path):
+            return Comparison(**values)
 
     def with_available_data(self) -> tuple[Comparison, str]:
         """This comparison, on its `fallback` where its data cannot be downloaded, and a line that says so."""

@@ -175,6 +175,8 @@ def _frame(path: Path, texts: Sequence[str]) -> DataFrame:
                 frame = pandas.read_csv(path, dtype=written, keep_default_na=False, index_col=False)
     except ImportError:
         raise DataError(f"{path}: Parquet files need pyarrow; or save the table as CSV") from None
+    except FileNotFoundError:
+        raise DataError(f"no such file: {path}") from None
     except Exception as error:  # whatever a broken file makes it raise
         raise DataError(f"{path} cannot be read as a table: {' '.join(str(error).split())}") from None
     if frame.empty:

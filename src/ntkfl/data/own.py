@@ -63,7 +63,7 @@ def from_clients(
     first = next(iter(forms))
     for who, form in forms.items():
         if form != forms[first]:
-            raise DataError(f"{who} has {form}, but {first} has {forms[first]}")
+            raise DataError(f"{who} has {form}, but {first} has {forms[first]}: all must be alike")
     known = _classes({who: y for who, (_, y) in pairs.items()}, classes or len(class_names) or None)
     test_x, test_y = pairs.pop("test")
     xs, ys = zip(*pairs.values(), strict=True)
@@ -149,7 +149,7 @@ def checked_pair(who: str, pair: tuple[Array, Array], tokens: bool = False) -> t
     y = raw_y.to(torch.float32 if real else torch.int64, copy=True)
     for part, value in (("x", x), ("y", y)):
         if not value.isfinite().all():
-            raise DataError(f"{who}: {part} has a value that is not finite as float32 (NaN, inf or too large)")
+            raise DataError(f"{who}: {part} has a value that is not finite as float32: leave out such rows, or scale x")
     return x, y.reshape(len(y), -1) if real else y
 
 
@@ -183,7 +183,9 @@ def _classes(targets: Mapping[str, Tensor], given: int | None) -> int | None:
     classes = given or max(2, 1 + max(int(y.max()) for y in targets.values()))
     for who, y in targets.items():
         if y.min() < 0 or y.max() >= classes:
-            raise DataError(f"{who}: labels must lie in 0..{classes - 1}, not {int(y.min())}..{int(y.max())}")
+            raise DataError(
+                f"{who}: labels must lie in 0..{classes - 1}, not {int(y.min())}..{int(y.max())}: is classes too small?"
+            )
     return classes
 
 

@@ -111,7 +111,7 @@ def honest(method: Method, task: Task, question: Message, client: ClientRound) -
     if kind is None:
         raise ConfigError(f"{method.name}: `replies` must name a type for each question; {question.kind!r} has none")
     if not isinstance(reply, kind):
-        raise ConfigError(f"{method.name}: `answer` must return a {kind.__name__}, not {reply!r:.80}")
+        raise ConfigError(f"{method.name}: `answer` must return {kind.__name__}.of(…), not {reply!r:.80}")
     for name, array in reply.arrays.items():
         if not isinstance(array, Tensor):
             raise ConfigError(f"{method.name}: {name!r} in a reply must be a tensor, not {array!r:.60}")

@@ -27,7 +27,7 @@ from ntkfl.methods import METHODS, Method
 from ntkfl.methods.base import settle
 from ntkfl.methods.robust import Robust
 from ntkfl.models import MODELS, digest, head
-from ntkfl.options import NONE, Options, written
+from ntkfl.options import NONE, Options, read_from, written
 from ntkfl.privacy.settings import Privacy
 from ntkfl.safe_parse import read_toml
 from ntkfl.tangent.losses import loss_name
@@ -39,7 +39,7 @@ DEFAULT_METHOD = "sum-ntk-fl"
 NOTED = ("ntkfl", "shape", "promises", "names", "standardization", "constant")
 
 
-class DataConfig(Options):
+class DataConfig(Options, title="[data]"):
     """Which data, and how they are dealt to clients."""
 
     dataset: str = Field(
@@ -103,7 +103,7 @@ _HIDDEN = (100,)  # widths of a perceptron's hidden layers, where nothing is sai
 SUITED = {"cp-ntk-fl": {"gain": 0.7, "bias": -1.0}}
 
 
-class ModelConfig(Options):
+class ModelConfig(Options, title="[model]"):
     """Which network: one of `ntkfl.models`, or a user's own as `package.module:factory`, or a head on a backbone."""
 
     name: str = Field("mlp", description=f"{', '.join(MODELS)}, or package.module:factory")
@@ -112,7 +112,9 @@ class ModelConfig(Options):
     trainable: tuple[str, ...] | None = Field(None, description="what trains, as patterns of names; default: head")
     drop: str | None = Field(None, description="the backbone's submodule to leave out, such as its classifier")
     pool: str | None = Field(None, description="positions of the backbone's output: mean (default) or first")
-    digest: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="sha256 that the backbone must have")
+    digest: str | None = Field(
+        None, pattern="^[0-9a-f]{64}$", description="64 hexadecimal digits: the sha256 that the backbone must have"
+    )
     hidden: tuple[int, ...] | None = Field(None, description="hidden widths of an mlp; default: 100")
     gain: float | None = Field(None, gt=0, description="scale of an mlp's first weights; default: the method's, or 1")
     bias: float | None = Field(None, description="an mlp's first biases; default: the method's, or 0")
@@ -131,7 +133,7 @@ class ModelConfig(Options):
         if not self.code and self.name not in MODELS:
             raise unknown("model", self.name, (*MODELS, "package.module:factory"))
         if self.name != "mlp" and any(own is not None for own in (self.hidden, self.gain, self.bias)):
-            raise ConfigError(f"hidden, gain and bias are of an mlp; give {self.name} its own as options")
+            raise ConfigError(f"hidden, gain and bias are of an mlp: leave them out for {self.name}")
 
     @property
     def code(self) -> list[str]:
@@ -146,7 +148,7 @@ class ModelConfig(Options):
         return ModelConfig(**{**suits, **self.model_dump(exclude_none=True)})
 
 
-class RunConfig(Options):
+class RunConfig(Options, title="a run"):
     """One training run."""
 
     rounds: int = Field(10, ge=1, description="communication rounds")
@@ -178,7 +180,8 @@ class RunConfig(Options):
             )
         for noted in NOTED:
             values.pop(noted, None)
-        config = RunConfig(**values)
+        with read_from(path):
+            config = RunConfig(**values)
         if not allow_code:
             refuse_code(config.code, str(path))
         return config
@@ -230,7 +233,7 @@ def build_method(options: Mapping[str, Any]) -> Method:
     try:
         return kind(**{k: v for k, v in options.items() if k != "name"})
     except TypeError as error:  # a class that lacks a part of a method
-        raise ConfigError(f"method {options.get('name')!r} cannot be made: {error}") from None
+        raise ConfigError(f"{options.get('name')} is no whole method: {error}; it needs round and answer") from None
 
 
 def describe_method(method: Method) -> dict[str, Any]:
@@ -276,7 +279,9 @@ def build_network(config: ModelConfig, input_shape: tuple[int, ...], outputs: in
                 model = _with_head(config, builder(**options), tuple(input_shape), outputs)
         except (TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ConfigError(f"model {config.name!r} cannot be built: {reason}") from error
+            raise ConfigError(
+                f"model {config.name!r} cannot be built of (input shape, outputs, **options): {reason}"
+            ) from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {config.name!r} must give an nn.Module, not {type(model).__name__}")
     return model

@@ -28,7 +28,7 @@ from ntkfl.methods import METHODS, Method
 from ntkfl.methods.averaging.centralized import Samples
 from ntkfl.methods.base import adds_noise, settle
 from ntkfl.methods.sums.noisy_sums import NoisySums
-from ntkfl.options import Options
+from ntkfl.options import Options, read_from
 from ntkfl.privacy.ledger import Ledger, LedgerEntry, MemoryLedger, sha256, spent_in_year
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sum_accounting import spent
@@ -51,7 +51,7 @@ def noisy(privacy: Privacy) -> bool:
     return privacy.epsilon is not None
 
 
-class Terms(Options):
+class Terms(Options, title="the terms of a run"):
     """What a run asks of a client. It travels with every question, as text; its digest stands for it.
 
     Every option is spelled out, so that no default of the client's code decides anything.
@@ -64,7 +64,9 @@ class Terms(Options):
     precision: Literal["float32", "float64"] = "float32"
     outputs: int = Field(ge=1)
     inputs: tuple[int, ...] = Field(description="shape of one input")
-    shuffler: str = Field("", pattern=_DIGEST, description="digest of the key that replies are sealed for, if any")
+    shuffler: str = Field(
+        "", pattern=_DIGEST, description="sha256:… of the key that replies are sealed for; none: no shuffler"
+    )
 
     @staticmethod
     def of(method: Method, privacy: Privacy, **terms: Any) -> Terms:
@@ -116,7 +118,7 @@ class Agreed(NamedTuple):
         return sorted("updates" if kind == "update" else kind for kind in kinds)
 
 
-class Limits(Options):
+class Limits(Options, title="[privacy]"):
     """[privacy]: what a record of this site may lose, over all runs. Without noise only methods named in `methods`."""
 
     epsilon_per_run: float = Field(gt=0)
@@ -125,12 +127,12 @@ class Limits(Options):
     noise_clients: int = Field(1, ge=1, description="of secure sums: clients whose noise counts, this one among them")
 
 
-class Policy(Options):
+class Policy(Options, title="a policy"):
     """policy.toml: what may leave a site."""
 
     methods: tuple[str, ...] = Field(min_length=1, description="methods, or kinds of reply, as in SENT")
     secure_sum: Literal["required", "optional"] = "optional"
-    shuffler: str = Field("", pattern=_DIGEST, description="digest of the shuffler's key")
+    shuffler: str = Field("", pattern=_DIGEST, description="sha256:… of the shuffler's public key; none: any shuffler")
     min_clients: int = Field(1, ge=1, description="clients in a round, at least")
     privacy: Limits | None = None
     code: tuple[str, ...] = Field((), description="sha256:… of ntkfl and of the app; none: any code")
@@ -143,10 +145,8 @@ class Policy(Options):
     @staticmethod
     def read(path: Path) -> Policy:
         """From a TOML file; `ConfigError` in one line that names it."""
-        try:
+        with read_from(path):
             return Policy(**read_toml(path))
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from None
 
     def check_code(self, terms: Terms) -> None:
         """Refuse terms that would import code: a module must be imported by the app already, or named in `methods`."""

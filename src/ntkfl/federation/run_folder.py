@@ -98,6 +98,7 @@ class RunFolder:
                 asked = f"more than the {config['rounds']} asked for"
                 raise RunFolderError(f"{self.path} already holds {done} rounds, {asked}")
         elif others := [p.name for p in self.path.glob("*") if p.name != ".lock"]:
+            (self.path / ".lock").unlink()  # the folder is somebody else's: it stays as it was
             raise RunFolderError(f"{self.path} is not empty and holds no run ({others[0]} …): choose another folder")
         self.write("config.toml", tomli_w.dumps(_plain(config)).encode())  # rounds may have been raised
         if not resumed:

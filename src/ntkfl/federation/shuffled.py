@@ -215,7 +215,9 @@ class LocalShuffler(ShuffledTransport):
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         """A new key and an empty shuffler; `ConfigError` for a cohort in which nobody could hide."""
         if len(cohort) < LEAST_CLIENTS:
-            raise ConfigError(f"a shuffler hides nobody among fewer: at least {LEAST_CLIENTS} clients per round")
+            raise ConfigError(
+                f"a shuffler hides nobody among {len(cohort)}: at least {LEAST_CLIENTS} clients per round are needed"
+            )
         super().begin(round, cohort)
         self._key, self._present = BatchKey(round, 0), frozenset(cohort)
         self._shuffler = BatchStore(floor=LEAST_CLIENTS)
@@ -248,12 +250,14 @@ class LocalShuffler(ShuffledTransport):
                 size += len(body)
             except NTKFLError:  # a reply that does not split or sum as it should, or that the shuffler refuses
                 rows_lost = len(rows_of(kind, message))
-                traffic.reject(MALFORMED, rows_lost, "a submission of another form than this round's")
+                traffic.reject(MALFORMED, rows_lost, "arrays of other names, types or shapes than this round's")
         self._present = frozenset(taken) if key.exchange == 0 else self._present
         if len(taken) < LEAST_CLIENTS or taken != self._present:
             self._shuffler.discard(key)
-            why = f"{traffic.rejected[MALFORMED]} rows were {MALFORMED}"
-            raise TooFew(f"{len(taken)} clients' rows were taken, too few for the shuffler to release them: {why}")
+            why = f"{traffic.rejected[MALFORMED]} rows were {MALFORMED} ({traffic.reasons.get(MALFORMED, 'none came')})"
+            raise TooFew(
+                f"the shuffler releases nothing: it could take rows of {len(taken)} of {len(cohort)} clients; {why}"
+            )
         _, sealed, masks = self._shuffler.release(key)
         self._shuffler.discard(key)
         return Mixed(sealed, schema, announced, size, masks)

@@ -168,14 +168,18 @@ class Simulation:
         repeatable: bool = True,
     ) -> None:
         if not isinstance(method, Method):
-            raise ConfigError(f"method must be an instance such as ntkfl.methods.NTKFL(), not {method!r}")
+            raise ConfigError(f"method must be an instance, with brackets: ntkfl.methods.NTKFL(), not {method!r:.80}")
         if not isinstance(data, Federated):
-            raise ConfigError(f"data must be dealt to clients (dataset.partition, from_clients): not {data!r:.60}")
+            raise ConfigError(
+                f"data must be dealt to clients: give dataset.partition(…) or from_clients(…), not {data!r:.60}"
+            )
         privacy, robust = settle(method, privacy, robust)
         clients, held = data.hold_out(hold_out, seed=seed) if hold_out else (data, None)
         cohort = min(20, len(clients)) if clients_per_round is None else clients_per_round
         if not isinstance(cohort, int) or not 1 <= cohort <= len(clients):
-            raise ConfigError(f"clients per round must be from 1 to all {len(clients)}, got {clients_per_round}")
+            raise ConfigError(
+                f"clients_per_round must be from 1 to all {len(clients)} clients, not {clients_per_round}"
+            )
         method = fitted(method, model, data.output_dim, cohort == len(clients))
         if data.standardization is not None and privacy.hides_clients:
             raise ConfigError(
@@ -379,7 +383,7 @@ class Simulation:
             raise
         except Exception as error:  # whatever a user's model raises
             reason = str(error).split("\n")[0]
-            raise ModelError(f"the model fails on inputs of shape {list(x.shape[1:])} as a tensor: {reason}") from error
+            raise ModelError(f"the model fails on this data's inputs, {list(x.shape[1:])} each: {reason}") from error
         if tuple(f.shape) != (len(x), outputs):
             hint = self._whole_targets()
             raise ModelError(

@@ -142,7 +142,9 @@ class FlowerShuffler(ShuffledTransport):
         """The nodes of Flower's sample; `TooFew` unless they are exactly as many as all roles have agreed on."""
         nodes, agreed = super().available(), self.peers.round.clients
         if len(nodes) != agreed:
-            raise TooFew(f"a round of this federation asks {agreed} clients, and Flower sampled {len(nodes)}")
+            raise TooFew(
+                f"federation.toml has {agreed} clients per round, and Flower sampled {len(nodes)}: start the others"
+            )
         return nodes
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:

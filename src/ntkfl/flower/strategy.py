@@ -70,7 +70,9 @@ class Strategy(FedAvg):
     ) -> None:
         super().__init__(**fedavg)
         if not isinstance(method, Method):
-            raise ConfigError(f"method must be an instance such as ntkfl.methods.SumNTKFL(), not {method!r}")
+            raise ConfigError(
+                f"method must be an instance, with brackets: ntkfl.methods.SumNTKFL(), not {method!r:.80}"
+            )
         if method.name in ("centralized", "data-share"):
             raise ConfigError(f"{method.name} moves samples, as a baseline of simulations: ntkfl.train(…) runs it")
         if "train_metrics_aggr_fn" in fedavg:
@@ -98,7 +100,7 @@ class Strategy(FedAvg):
             self.model.load_state_dict(initial_arrays.to_torch_state_dict())
         except RuntimeError as error:
             reason = " ".join(str(error).split())
-            raise ModelError(f"initial_arrays does not fit the model: {reason:.300}") from None
+            raise ModelError(f"initial_arrays does not fit the model: {reason:.200}") from None
         self._grid, self._timeout, self._rounds, self._done = grid, timeout, num_rounds, 0
         self._server, self._origin, arrays = None, secrets.token_hex(8), initial_arrays
         with self.folder.locked() if self.folder else nullcontext():

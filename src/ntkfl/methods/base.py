@@ -149,7 +149,7 @@ def settle(
     bounds = robust or Robust()
     sends = " and ".join(sorted("updates" if kind == "update" else kind for kind in kinds))
     if own.secure_sum and not all(reply.additive for reply in method.replies.values()):
-        raise ConfigError(f"{name} needs more of clients than the sum of their replies: leave secure_sum out")
+        raise ConfigError(f"{name} needs each client's reply, and secure_sum shows only their sum: leave it out")
     for option in _changed(own, () if "rows" in kinds else _OF_ROWS):
         raise ConfigError(f"{option} is for methods that send rows, and {name} sends {sends}")
     for option in _changed(own, () if adds_noise(method) else _OF_NOISE):

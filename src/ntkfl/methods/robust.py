@@ -20,7 +20,7 @@ _MAJORITY = 3  # clients of whom two can outvote one: of fewer, nobody's numbers
 UPDATE_LIMIT = 1.5  # of clip: the longest update, in units of the median one's length
 
 
-class Robust(Options):
+class Robust(Options, title="[robust]"):
     """Bounds by kind of reply."""
 
     updates: Literal["mean", "clip"] = Field("mean", description="updates: their mean, or that with none too long")

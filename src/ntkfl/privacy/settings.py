@@ -20,7 +20,7 @@ _MOST = 1_000_000  # clients, rounds: a server's terms name them, and tables are
 SUM_LIMIT = 10.0  # secure sums: the largest number of an update, or of one sample's share of a sum
 
 
-class Privacy(Options):
+class Privacy(Options, title="[privacy]"):
     """Subsampling, projection, sparse rows, shuffling, secure sums, noise."""
 
     subsample_rate: float = Field(1.0, gt=0, le=1, description="β, part of its samples a client uses in a round")

@@ -2,7 +2,6 @@
 
     /               the page, without runs
     /events         the runs, then those that changed, as server-sent events
-    /details/ID     an audit's findings
     /files/ID/NAME  one of a run's own files, by names from a fixed list
 
 What is asked for is looked up by id and name in what was found; no path is ever made out of an address.
@@ -12,35 +11,30 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.report.page import render, title
 from ntkfl.report.runs import FoundRun, find
-from ntkfl.report.view import details, files, view
+from ntkfl.report.view import files, view
 from ntkfl.safe_parse import read_unlinked
 from ntkfl.version import __version__
 
 _KINDS = {".toml": "text/plain", ".jsonl": "text/plain"}
-_BREATH = 15  # seconds between signs of life on a quiet stream
 
 
 def _mark(run: FoundRun) -> tuple[object, ...]:
     """What changes whenever the run's view does: sizes and times of its files, and whether a process holds it."""
-    marks: list[object] = [run.name, run.rounds, run.stop_at, run.folder.in_use]
-    for name in ("config.toml", "history.jsonl", "timings.jsonl", "failed.txt", "model.safetensors", "audit"):
-        try:
-            state = (run.folder.path / name).lstat()
-            marks.append((state.st_mtime_ns, state.st_size))
-        except OSError:
-            marks.append(None)
-    return tuple(marks)
+    states: list[tuple[str, int, int]] = []
+    with suppress(OSError):  # not begun, or just being moved
+        for path in run.folder.path.iterdir():
+            states.append((path.name, path.lstat().st_mtime_ns, path.lstat().st_size))
+    return run.name, run.rounds, run.stop_at, run.folder.in_use, *sorted(states)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -52,32 +46,25 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         try:
-            welcome = self._welcome()
+            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
             parts = [unquote(part) for part in urlsplit(self.path).path.split("/")[1:]]
         except ValueError:  # half an address in brackets
             return self._answer(HTTPStatus.BAD_REQUEST, b"this is no address\n")
-        if not welcome:
+        # A page elsewhere whose name resolves to this machine cannot read runs through a browser here.
+        if host not in ("localhost", "127.0.0.1"):
             return self._answer(HTTPStatus.FORBIDDEN, b"this server answers to its own address only\n")
-        runs, targets = self.server.look() or ({}, ())
+        runs = self.server.look() or {}
         match parts:
             case [""]:
-                document = {"title": title(self.server.paths), "live": True, "targets": targets}
-                page = render(document | {"version": __version__, "runs": [], "details": {}})
+                page = render(title(self.server.paths), [], live=True)
                 return self._answer(HTTPStatus.OK, page.encode(), "text/html")
             case ["events"]:
                 return self._events()
-            case ["details", id] if id in runs:
-                return self._answer(HTTPStatus.OK, json.dumps(details(runs[id])).encode(), "application/json")
-            case ["files", id, *name] if id in runs and (path := files(runs[id]).get("/".join(name))):
+            case ["files", id, name] if id in runs and (path := files(runs[id]).get(name)):
                 with suppress(OSError):  # gone, or a link by now
                     kind = _KINDS.get(path.suffix, "application/octet-stream")
                     return self._answer(HTTPStatus.OK, read_unlinked(path), kind)
         self._answer(HTTPStatus.NOT_FOUND, b"there is nothing here\n")
-
-    def _welcome(self) -> bool:
-        """A page elsewhere that makes its name resolve to this machine cannot read runs through a browser here."""
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-        return host in ("localhost", "127.0.0.1")
 
     def _head(self, status: HTTPStatus, kind: str, length: int | None) -> None:
         self.send_response(status)
@@ -99,28 +86,17 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         self._head(HTTPStatus.OK, "text/event-stream", None)
         marks: dict[str, object] = {}
-        pause, said = 0.0, time.monotonic()
+        pause = 0.0
         while not self.server.closing.wait(pause):
-            pause = self.server.every
-            looked = self.server.look()
-            if looked is None:
-                continue  # the next look sees it whole
-            runs = looked[0]
-            before, marks = marks, {id: _mark(run) for id, run in runs.items()}
-            if marks != before:
-                changed = [run for id, run in runs.items() if before.get(id) != marks[id]]
-                fresh = [
-                    view(run) | {"links": {name: f"files/{run.id}/{quote(name)}" for name in files(run)}}
-                    for run in changed
-                ]
-                text = f"event: runs\ndata: {json.dumps({'runs': fresh, 'order': list(runs)})}\n\n"
-            elif time.monotonic() - said > _BREATH:
-                text = ": still here\n\n"
-            else:
-                continue
+            pause, text = self.server.every, ":\n\n"  # a comment: it fails once the reader has left
+            if (runs := self.server.look()) is not None:
+                before, marks = marks, {id: _mark(run) for id, run in runs.items()}
+                if marks != before:
+                    changed = {id: run for id, run in runs.items() if before.get(id) != marks[id]}
+                    fresh = [view(run, f"files/{id}") for id, run in changed.items()]
+                    text = f"event: runs\ndata: {json.dumps({'runs': fresh, 'order': list(runs)})}\n\n"
             self.wfile.write(text.encode())
             self.wfile.flush()
-            said = time.monotonic()
 
     def handle(self) -> None:
         with suppress(ConnectionError, TimeoutError):  # the reader has left
@@ -148,13 +124,12 @@ class LiveServer(ThreadingHTTPServer):
         """Where the page is."""
         return f"http://127.0.0.1:{self.server_address[1]}/"
 
-    def look(self) -> tuple[dict[str, FoundRun], Sequence[float]] | None:
-        """Runs by id, and the accuracies aimed at; None while a folder is being moved or written."""
+    def look(self) -> dict[str, FoundRun] | None:
+        """Runs by id; None while a folder is being moved or written."""
         try:
-            found, targets = find(self.paths)
+            return {run.id: run for run in find(self.paths)}
         except (NTKFLError, OSError):
             return None
-        return {run.id: run for run in found}, targets
 
     def stop(self) -> None:
         """End the server and its open streams."""

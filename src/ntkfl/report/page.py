@@ -15,13 +15,13 @@ from urllib.parse import quote
 
 from ntkfl.atomic import write_atomically
 from ntkfl.errors import ConfigError
+from ntkfl.report import COLOURS
 from ntkfl.report.runs import FoundRun, require
-from ntkfl.report.view import details, files, view
+from ntkfl.report.view import view
 from ntkfl.version import __version__
 
-_SCRIPTS = (
-    "format.js", "chart.js", "pictures.js", "run_table.js", "tables.js", "rejected.js", "privacy.js", "page.js",
-)  # fmt: skip
+# In the order in which one uses another.
+_SCRIPTS = ("elements.js", "numbers.js", "chart.js", "explore.js", "curves.js", "tables.js", "page.js")
 
 
 def write_report(paths: Sequence[Path], out: Path) -> Path:
@@ -30,25 +30,16 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
         raise ConfigError(f"a report is written as .html, not {out.name}")
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"cannot write {out}: there is no folder {out.absolute().parent}")
-    runs, targets = require(paths)
-    first = {run.group: run.id for run in reversed(runs)}  # one seed of each curve stands for the others
-    document = {
-        "title": title(paths),
-        "version": __version__,
-        "live": False,
-        "targets": targets,
-        "runs": [view(run) | {"links": _links(run, out)} for run in runs],
-        "details": {run.id: details(run) for run in runs if first[run.group] == run.id},
-    }
+    runs = [view(run, _address(run, out)) for run in require(paths)]
     try:
-        write_atomically(out, render(document).encode())
+        write_atomically(out, render(title(paths), runs).encode())
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror or error}") from None
     return out
 
 
-def render(document: dict[str, Any]) -> str:
-    """The page around a document. Its policy names its own script and style and nothing else: it can load nothing."""
+def render(title: str, runs: Sequence[dict[str, Any]], live: bool = False) -> str:
+    """The page with these views of runs. Its policy names its own script and style only: it can load nothing else."""
     folder = resources("ntkfl.report") / "assets"
     style = (folder / "page.css").read_text()
     script = "\n".join((folder / name).read_text() for name in _SCRIPTS)
@@ -57,9 +48,10 @@ def render(document: dict[str, Any]) -> str:
         f"connect-src 'self'; base-uri 'none'; form-action 'none'"
     )
     page = (folder / "page.html").read_text()
+    document = {"title": title, "version": __version__, "colours": COLOURS, "live": live, "runs": runs}
     # "<" is the only character by which text could leave its element.
     data = json.dumps(document, allow_nan=False, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-    parts = {"policy": policy, "title": escape(str(document["title"])), "style": style, "script": script, "data": data}
+    parts = {"policy": policy, "title": escape(title), "style": style, "script": script, "data": data}
     return re.sub(r"@(policy|title|style|script|data)@", lambda found: parts[found[1]], page)
 
 
@@ -73,9 +65,7 @@ def title(paths: Sequence[Path]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _links(run: FoundRun, out: Path) -> dict[str, str]:
-    """The run's folder and files, relative to the page where both are on one disk side by side."""
-    folder = run.folder.path.resolve()
-    base = out.resolve().parent
-    at = quote(folder.relative_to(base).as_posix()) if folder.is_relative_to(base) else folder.as_uri()
-    return {"folder": f"{at}/", **{name: f"{at}/{name}" for name in files(run)}}
+def _address(run: FoundRun, out: Path) -> str:
+    """The run's folder, relative to the page where it lies below the page's."""
+    folder, base = run.folder.path.resolve(), out.resolve().parent
+    return quote(folder.relative_to(base).as_posix()) if folder.is_relative_to(base) else folder.as_uri()

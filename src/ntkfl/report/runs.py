@@ -30,6 +30,7 @@ class FoundRun:
     rounds: int | None = None  # a comparison may show fewer than the folder holds
     stop_at: float | None = None
     caption: str = ""  # of a comparison: what all its runs have in common
+    targets: tuple[float, ...] = ()  # of a comparison: the accuracies it aims at
 
     @property
     def id(self) -> str:
@@ -44,48 +45,38 @@ class Condition(NamedTuple):
     text: str
 
 
-def find(paths: Sequence[Path]) -> tuple[list[FoundRun], tuple[float, ...]]:
-    """The runs in `paths` (run folders, comparisons, or folders of either) and the accuracies comparisons aim at."""
-    found: dict[str, FoundRun] = {}
-    targets: set[float] = set()
-    for path in paths:
-        for run, own in _below(path, path.name if len(paths) > 1 else "", _DEEPEST):
-            found.setdefault(run.id, run)
-            targets.update(own)
-    return list(found.values()), tuple(sorted(targets))
+def find(paths: Sequence[Path]) -> list[FoundRun]:
+    """The runs in `paths`: run folders, comparisons, or folders of either."""
+    runs = (run for path in paths for run in _below(path, path.name if len(paths) > 1 else "", _DEEPEST))
+    return list({run.id: run for run in runs}.values())
 
 
-def require(paths: Sequence[Path]) -> tuple[list[FoundRun], tuple[float, ...]]:
+def require(paths: Sequence[Path]) -> list[FoundRun]:
     """As `find`, and an error where one of the paths holds no run."""
     for path in paths:
         if not path.is_dir():
             raise RunFolderError(f"{path} is a file, not a run folder" if path.exists() else f"no such folder: {path}")
-        if not find([path])[0]:
+        if not find([path]):
             raise RunFolderError(f"{path} holds no run: expected what `ntkfl train --out` or `ntkfl compare` writes")
     return find(paths)
 
 
-def _below(path: Path, name: str, depth: int) -> Iterator[tuple[FoundRun, tuple[float, ...]]]:
-    """The runs in a folder and below it, each with the accuracies that its comparison aims at."""
+def _below(path: Path, name: str, depth: int) -> Iterator[FoundRun]:
+    """The runs in a folder and below it; those of a comparison by its plan, named by method and seed."""
     if (path / PLAN).is_file():
-        yield from _comparison(path, name)
+        plan = read_plan(path)
+        several = len({cell.seed for cell in plan.cells}) > 1
+        for cell in plan.cells:
+            group = f"{name}: {cell.label}" if name else cell.label
+            own = f"{group}, seed {cell.seed}" if several else group
+            folder, limits = RunFolder(path / cell.folder), (cell.rounds, cell.stop_at)
+            yield FoundRun(own, group, cell.seed, folder, *limits, plan.caption, plan.targets)
     elif RunFolder(path).holds_run:
-        called = name or path.resolve().name
-        yield FoundRun(called, called, None, RunFolder(path)), ()
+        own = name or path.resolve().name
+        yield FoundRun(own, own, None, RunFolder(path))
     elif depth:
         for child in _folders(path):
             yield from _below(child, f"{name}/{child.name}" if name else child.name, depth - 1)
-
-
-def _comparison(path: Path, name: str) -> Iterator[tuple[FoundRun, tuple[float, ...]]]:
-    """The runs of a comparison by its plan, named by method and seed."""
-    plan = read_plan(path)
-    seeds = len({cell.seed for cell in plan.cells}) > 1
-    for cell in plan.cells:
-        group = f"{name}: {cell.label}" if name else cell.label
-        called = f"{group}, seed {cell.seed}" if seeds else group
-        folder = RunFolder(path / cell.folder)
-        yield FoundRun(called, group, cell.seed, folder, cell.rounds, cell.stop_at, plan.caption), plan.targets
 
 
 def _folders(path: Path) -> list[Path]:
@@ -95,14 +86,12 @@ def _folders(path: Path) -> list[Path]:
             inside = [e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
     except OSError:
         return []
-    parts = {name: re.split("([0-9]+)", name) for name in inside}  # words and numbers in turn
-    order = {name: [int(part) if i % 2 else part for i, part in enumerate(split)] for name, split in parts.items()}
-    return [path / name for name in sorted(inside, key=lambda name: order[name])]
+    return [path / name for name in sorted(inside, key=_words_and_numbers)]
 
 
-def history(run: FoundRun) -> list[Record]:
-    """The run's records, cut as its comparison cuts it."""
-    return run.folder.history(run.rounds, run.stop_at)
+def _words_and_numbers(name: str) -> list[str | int]:
+    """In turn, beginning with a word: "run-10" as "run-", 10, ""."""
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]+)", name))]
 
 
 def condition(run: FoundRun, config: Mapping[str, Any], records: Sequence[Record]) -> Condition:

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ntkfl.compare.captions import caption
+from ntkfl.compare.captions import caption, options
 from ntkfl.errors import RunFolderError
+from ntkfl.federation.config import NOTED
 from ntkfl.federation.run_folder import Record
-from ntkfl.report.runs import Condition, FoundRun, condition, history
+from ntkfl.report.runs import Condition, FoundRun, condition
 from ntkfl.safe_parse import parse_json, read_unlinked
 
 # What is drawn, one number a round. Those a method does not have are left out.
@@ -35,55 +36,55 @@ REJECTED = (
 _REASONS, _LONGEST = 8, 120  # reasons of a kind that are shown, and their characters: a client may say anything
 
 
-def view(run: FoundRun) -> dict[str, Any]:
-    """The run's name, condition, settings and series. A broken file is said in the run's own line, and no other's."""
+def view(run: FoundRun, address: str = "") -> dict[str, Any]:
+    """The run's name, condition, settings and series, and its files, which are found below `address`. A broken file is
+    said in the run's own line, and no other's.
+    """
     config: dict[str, Any] = {}
     records: list[Record] = []
     timings: list[Record] = []
     try:
         config = run.folder.config() if run.folder.holds_run else {}
-        records = history(run)
+        records = run.folder.history(run.rounds, run.stop_at)
         timings = run.folder.records("timings.jsonl")[: len(records)]
         how = condition(run, config, records)
     except (RunFolderError, OSError, ValueError, TypeError, OverflowError) as error:
         how = Condition("failed", f"cannot be read: {error}")
-    rejected, counted = rejections(records)
+    method = config.get("method")
     return {
         "id": run.id,
         "name": run.name,
         "group": run.group,
         "seed": run.seed if run.seed is not None else _number(config.get("seed")),
+        "address": address,
+        "files": list(files(run)),
+        "targets": run.targets,
         "condition": how.kind,
         "text": how.text,
-        "caption": run.caption or caption(config),
-        "length": run.rounds or _number(config.get("rounds")),
+        "caption": run.caption or caption({name: table for name, table in config.items() if name != "method"}),
+        "method": _text(method.get("name", "")) if isinstance(method, Mapping) else "",
+        "changed": options(config),  # from the defaults, which are those of the method's paper
+        "version": _text(config.get("ntkfl", "")),
         "rounds": [r.get("round", i + 1) for i, r in enumerate(records)],
-        "series": _series(records, SERIES) | _series(timings, ["seconds"]) | counted,
-        "rejected": rejected,
+        "series": _series(records, SERIES) | _series(timings, ["seconds"]),
+        "rejected": rejections(records),
         "uplink": _by_kind(records, "uplink"),
         "downlink": _by_kind(records, "downlink"),
         "device": ", ".join(sorted({str(t["device"]) for t in timings if "device" in t})),
         "privacy": _privacy(config, records),
-        "settings": _settings(config),
+        "audit": {name: _audited(run, f"{name}.json") for name in ("findings", "canaries")},
+        "settings": _settings({name: value for name, value in config.items() if name not in (*NOTED, "simulation")}),
     }
 
 
-def rejections(records: Sequence[Record]) -> tuple[list[dict[str, Any]], dict[str, list[float | None]]]:
-    """Lines of a table, and by each line's `series` its count of every round; both empty where nothing happened.
-
-    A line has `kind`, `why`, what it counts (`of`), `total`, in how many `rounds`, and the `first`.
-    """
+def rejections(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """For each kind and reason what it counts (`of`) and its count in every round; empty where nothing happened."""
     lines: list[dict[str, Any]] = []
-    series: dict[str, list[float | None]] = {}
     for kind, field, unit in REJECTED:
-        counts = [_counts(record.get(field)) for record in records]
-        for why, _ in sum(counts, Counter[str]()).most_common(_REASONS):
-            values, name = [count[why] for count in counts], f"rejected/{kind}/{why}"
-            at = [i for i, value in enumerate(values) if value]
-            line = {"series": name, "kind": kind, "why": why, "of": unit, "total": sum(values), "rounds": len(at)}
-            lines.append(line | {"first": records[at[0]].get("round", at[0] + 1)})
-            series[name] = list(values)
-    return lines, series
+        rounds = [_counts(record.get(field)) for record in records]
+        for why, _ in sum(rounds, Counter[str]()).most_common(_REASONS):
+            lines.append({"kind": kind, "why": why, "of": unit, "counts": [counts[why] for counts in rounds]})
+    return lines
 
 
 def _counts(value: object) -> Counter[str]:
@@ -130,50 +131,36 @@ def _settings(config: Mapping[str, Any], at: str = "") -> dict[str, str]:
     """Every setting by its dotted name, as text."""
     flat: dict[str, str] = {}
     for key, value in config.items():
-        if not at and key in ("shape", "simulation", "promises", "names", "standardization", "constant"):
-            continue
-        if isinstance(value, Mapping):
-            flat |= _settings(value, f"{at}{key}.")
-        else:
-            flat[f"{at}{key}"] = _text(value)
+        flat |= _settings(value, f"{at}{key}.") if isinstance(value, Mapping) else {f"{at}{key}": _text(value)}
     return flat
 
 
 def _privacy(config: Mapping[str, Any], records: Sequence[Record]) -> dict[str, Any] | None:
-    """What the run's settings state of its privacy, and what its last record says is spent; None of an older run's."""
-    said = config.get("promises")
-    if not isinstance(said, Mapping):
+    """A row of the table: what the run's settings state, and what its last record says is spent; None of an older
+    run's, which states nothing.
+    """
+    stated = config.get("promises")
+    if not isinstance(stated, Mapping):
         return None
-    stated = said.get("guarantees")
-    promised = [_promise(one) for one in stated if isinstance(one, Mapping)] if isinstance(stated, list) else []
-    last = records[-1] if records else {}
-    spent = {name: last.get(name) for name in ("epsilon", "delta", "unit")}
-    sees = said.get("sees")
+    guarantees, sees = stated.get("guarantees"), stated.get("sees")
+    listed = guarantees if isinstance(guarantees, list) else []
     return {
-        "guarantees": promised,
-        "uncovered": _text(said.get("uncovered", "")),
-        "spent": _size(spent) + f" after round {last.get('round')}" if _number(spent["epsilon"]) is not None else "",
-        "simulated": config.get("simulation") is True,
-        "secure_sum": said.get("secure_sum") is True,
-        "sums": _text(said["sums"]) if "sums" in said else "",
-        "floor": _number(said.get("floor")),
         "sees": {str(role): _text(line) for role, line in sees.items()} if isinstance(sees, Mapping) else {},
+        "masks": _text(stated.get("sums", "on")) if stated.get("secure_sum") is True else "",
+        "floor": _number(stated.get("floor")),
+        "guarantees": [_guarantee(one) for one in listed if isinstance(one, Mapping)],
+        "spent": _number(records[-1].get("epsilon")) if records else None,
+        "uncovered": _text(stated.get("uncovered", "")),
+        "simulated": config.get("simulation") is True,
     }
 
 
-def _promise(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """One guarantee in words, and what it assumes."""
+def _guarantee(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """One (ε, δ), for whom and against whom, and what it assumes."""
     assumed = stated.get("assumptions")
+    words = {name: _text(stated.get(name, "")) for name in ("delta", "unit", "against")}
     lines = [_text(line) for line in assumed] if isinstance(assumed, list) else []
-    return {"says": f"{_size(stated)}, against {_text(stated.get('against'))}", "assumptions": lines}
-
-
-def _size(of: Mapping[str, Any]) -> str:
-    """(ε, δ) and the unit, in words."""
-    epsilon = _number(of.get("epsilon"))
-    size = "no finite ε" if epsilon is None else f"ε = {epsilon:.3g}"
-    delta = _text(of.get("delta")).replace("e-0", "e-")
-    return f"{size} at δ = {delta} for a {_text(of.get('unit'))}"
+    return {"epsilon": _number(stated.get("epsilon")), **words, "assumptions": lines}
 
 
 def _text(value: object) -> str:
@@ -193,16 +180,10 @@ def files(run: FoundRun) -> dict[str, Path]:
     return {name: path for name, path in paths.items() if path.is_file() and not path.is_symlink()}
 
 
-def details(run: FoundRun) -> dict[str, Any]:
-    """What the page shows of a run beside its series: an audit's findings, and what canaries proved of its ε."""
-    proved = _audited(run, "canaries.json")
-    shown = [_number(proved.get(name)) for name in ("promised", "shown")] if isinstance(proved, Mapping) else [None]
-    line = "" if None in shown else f"promised {shown[0]:.1f}, an attacker showed {shown[1]:.1f}"
-    return {"audit": _audited(run, "findings.json"), "canaries": line}
-
-
 def _audited(run: FoundRun, name: str) -> Any:
-    """A file of `ntkfl audit` in the run's folder; None if it is missing. No link is followed."""
+    """What `ntkfl audit` left in the run's folder: its attacks' findings, or what canaries showed of ε; None if it is
+    missing. No link is followed.
+    """
     folder = run.folder.path / "audit"
     if folder.is_symlink():
         return {name: "cannot be read: its folder is a symbolic link, which is not followed"}

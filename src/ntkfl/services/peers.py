@@ -16,7 +16,7 @@ from ntkfl.atomic import write_atomically
 from ntkfl.crypto.hpke import SigningKey
 from ntkfl.crypto.signed import NAME_PATTERN
 from ntkfl.errors import ConfigError
-from ntkfl.options import Options
+from ntkfl.options import Options, read_from
 from ntkfl.safe_parse import read_toml
 
 FILE, SIGNING_KEY = "federation.toml", "signing-key.pem"
@@ -27,13 +27,13 @@ HEX_KEY = "^[0-9a-f]{64}$"
 class AggregatorPeer(Options):
     """Its key signs announcements, and requests to the shuffler."""
 
-    signing_key: str = Field(pattern=HEX_KEY)
+    signing_key: str = Field(pattern=HEX_KEY, description="64 hexadecimal digits")
 
 
 class ServicePeer(AggregatorPeer):
     """The key server, whose key signs credentials and each ρ; or the shuffler, whose key signs receipts."""
 
-    url: str = Field(pattern="^https://")
+    url: str = Field(pattern="^https://", description="an address that begins with https://")
 
 
 class RoundTerms(Options):
@@ -64,7 +64,10 @@ class Peers(Options):
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Of a role's folder."""
-        return cls(**read_toml(folder / FILE))
+        if not (folder / FILE).exists():
+            raise ConfigError(f"{folder} is no role's folder: it holds no {FILE}; `ntkfl keys init` makes such folders")
+        with read_from(folder / FILE):
+            return cls(**read_toml(folder / FILE))
 
     def write(self, folder: Path) -> None:
         """Into a role's folder."""

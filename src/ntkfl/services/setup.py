@@ -46,7 +46,7 @@ def init(
 ) -> Peers:
     """Make the folders of all roles in `folder`, which must be new or empty. Services are given as HOST:PORT."""
     if terms.clients > len(clients):
-        raise ConfigError(f"a round cannot ask {terms.clients} of {len(clients)} clients")
+        raise ConfigError(f"a round cannot ask {terms.clients} clients: there are {len(clients)}")
     keys = {role: SigningKey.generate() for role in ("key-server", "shuffler", "aggregator")}
     public = {role: key.public.hex() for role, key in keys.items()}
     peers = Peers(

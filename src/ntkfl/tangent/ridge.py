@@ -62,7 +62,7 @@ class RidgeSums:
 def total(parts: Sequence[RidgeSums]) -> RidgeSums:
     """The sum, in the order given."""
     if not parts:
-        raise TooFew("no sums were given")
+        raise TooFew("no sums were given: there must be one at least")
     result = parts[0]
     for part in parts[1:]:
         result = result + part

@@ -24,7 +24,8 @@ def test_without_a_name_it_lists_all(tmp_path: Path) -> None:
 def test_an_item_leaves_its_files_and_is_not_worked_out_twice(tmp_path: Path) -> None:
     first = ntkfl("lemma3", where=tmp_path)
     assert first.returncode == 0, first.stderr
-    folder = tmp_path / "results" / "paper" / "lemma3" / "quick"
+    folder = tmp_path / "runs" / "paper" / "lemma3" / "quick"
+    assert not (tmp_path / "results").exists()  # which git tracks
     result = json.loads((folder / "result.json").read_text())
     assert (result["name"], result["scale"], result["command"]) == (
         "lemma3",
@@ -32,11 +33,11 @@ def test_an_item_leaves_its_files_and_is_not_worked_out_twice(tmp_path: Path) ->
         "ntkfl reproduce lemma3 --scale quick",
     )
     assert {f["holds"] for f in result["findings"]} <= {True, False, None}
-    answers = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
+    answers = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("answers/*.json")}
     assert answers
     again = ntkfl("lemma3", where=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")} == answers
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("answers/*.json")} == answers
     assert json.loads((folder / "result.json").read_text())["data"] == result["data"]
     judged = ntkfl("lemma3", "--judge", where=tmp_path)
     assert judged.returncode == 0, judged.stderr

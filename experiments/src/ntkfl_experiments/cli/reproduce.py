@@ -22,13 +22,15 @@ from ntkfl_experiments.paper.item import SCALES, VERDICTS, Context, Findings, Sc
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help=f"all, or one of {', '.join(ITEMS)}")] = None,
-    scale: Annotated[str, typer.Option(help="quick: minutes on two cores; full: the paper's setting")] = "quick",
-    device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="runs at a time (default one a core)")] = None,
-    out: Annotated[Path, typer.Option(help="folder of results")] = Path("results/paper"),
-    runs: Annotated[Path, typer.Option(help="folder that keeps finished work")] = Path("runs/paper"),
-    judge: Annotated[bool, typer.Option("--judge", help="judge stored results again, and run nothing")] = False,
+    name: Annotated[str | None, typer.Argument(help=f"all, or one of {', '.join(ITEMS)}.")] = None,
+    scale: Annotated[str, typer.Option(help="quick: minutes on two cores; full: the paper's setting.")] = "quick",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda (default cpu).")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time (default one per core).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of results (default --runs; results/paper for the full scale).")
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Folder that keeps finished work.")] = Path("runs/paper"),
+    judge: Annotated[bool, typer.Option("--judge", help="Judge stored results again, and run nothing.")] = False,
 ) -> None:
     """The paper's figures, tables and theorems: work one out, and say which claims hold.
 
@@ -48,9 +50,10 @@ def reproduce(
     if device is not None:
         find_device(device)
     chosen: Scale = "full" if scale == "full" else "quick"
+    results = out or (Path("results/paper") if chosen == "full" else runs)  # a quick look leaves what is tracked alone
     hint = f"stopped; finished work is kept, continue with: {shlex.join(['ntkfl', *sys.argv[1:]])}"
     for item in ITEMS.values() if name == "all" else [ITEMS[name]]:
-        folder, began = folder_of(out, item.name, chosen), time.perf_counter()
+        folder, began = folder_of(results, item.name, chosen), time.perf_counter()
         if judge:
             found = judge_again(folder, item)
         else:

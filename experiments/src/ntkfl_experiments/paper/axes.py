@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from ntkfl.report.curves import COLOURS
+from ntkfl.report import COLOURS
 from ntkfl_experiments.paper.analysis import Cell
 
-BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK = COLOURS[:7]
+BLUE, ORANGE, GREEN, PINK, YELLOW, BLACK = *COLOURS[:4], "#e69f00", "#000000"
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:

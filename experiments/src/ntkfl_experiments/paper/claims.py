@@ -17,7 +17,7 @@ from ntkfl.methods.task import ClientRound, Task
 from ntkfl.models import cnn, mlp
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
-from ntkfl.report.curves import COLOURS
+from ntkfl.report import COLOURS
 from ntkfl.tangent import evolve, jacobian
 from ntkfl.tangent.parameters import flatten
 from ntkfl.wire import Message

@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ntkfl.report.curves import COLOURS, LINES
+from ntkfl.report import COLOURS, LINES
 from ntkfl_experiments.paper import settings as setup
 from ntkfl_experiments.paper.item import Context, Findings, Item, ItemResult, Verdict
 from ntkfl_experiments.paper.learning import finish, kept

@@ -15,7 +15,7 @@ from ntkfl.compare.results import Row
 from ntkfl.compare.run import Searches
 from ntkfl.compare.spec import Entry
 from ntkfl.federation.config import DataConfig
-from ntkfl.report.curves import COLOURS, LINES
+from ntkfl.report import COLOURS, LINES
 from ntkfl_experiments.paper import settings as setup
 from ntkfl_experiments.paper.curves import judge_figure3, judge_five, level, primed
 from ntkfl_experiments.paper.item import Context, Item, ItemResult

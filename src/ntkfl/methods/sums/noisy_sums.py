@@ -81,7 +81,7 @@ class NoisyIntegers(Sums):
     ) -> Self:
         """The total as it is; `TooFew` where fewer clients than ε counts on have added their noise."""
         if clients < (needed := task.privacy.noise_clients):
-            raise TooFew(f"a sum of {clients} clients, where ε counts on the noise of {needed}")
+            raise TooFew(f"only a sum of {clients} clients came, where ε counts on the noise of {needed}")
         return cls(total)
 
 
@@ -186,7 +186,9 @@ class NoisySums(Method):
         """The replies' sum by name, with all of its noise: float64 on the CPU."""
         privacy, total = task.privacy, dict[str, Tensor]()
         if not replies or (not privacy.secure_sum and len(replies) < privacy.noise_clients):
-            raise TooFew(f"the noise of {len(replies)} clients, where ε counts on that of {privacy.noise_clients}")
+            raise TooFew(
+                f"only the noise of {len(replies)} clients came, where ε counts on that of {privacy.noise_clients}"
+            )
         for reply in replies:
             if total and reply.arrays.keys() != total.keys():
                 raise MessageError("sums of different parts do not add up")

@@ -332,7 +332,7 @@ def constant_factors(state: State, sums: Sums, fresh: int, most: int) -> tuple[S
         if not shaped.constant or shaped.inputs is None:
             continue
         if float(count) < 1:
-            raise TooFew("no client sent the factor of its inputs: they sent it before, and it was lost")
+            raise TooFew("no client sent the factor of its inputs: it was sent before, and lost; begin a new run")
         before = state.get(TOTAL + shaped.layer.name)
         total = shaped.inputs.values if before is None else before + shaped.inputs.values
         kept[TOTAL + shaped.layer.name] = total

@@ -1,239 +1,188 @@
 "use strict";
 // The page's state, what each control does, and updates of a live page.
 
-const METRICS = {
-  test_accuracy: ["test accuracy", true], last_accuracy: ["test accuracy without averaging", true], validation_accuracy: ["accuracy on held-out clients", true],
-  test_loss: ["test loss", false], train_loss: ["training loss", false], validation_loss: ["loss on held-out clients", false],
-};
 const page = JSON.parse(byId("data").textContent);
 const runs = new Map(page.runs.map((run) => [run.id, run]));
-const details = new Map(Object.entries(page.details ?? {}));
-const DRAWN = 10; // curves that are shown unless more are asked for: as many as there are colours
-const looks = new Map(); // group → its colour and dash
-const hidden = new Set();
-const met = new Set(); // groups that were there before
-let order = null; // of the table's rows
-const touched = new Set(); // controls whose defaults no longer follow the data
-const charts = ["by-round", "by-bytes", "by-seconds", "steps", "products", "error", "rejected-rows", "rejected-clients"].map(byId);
+const DRAWN = 10; // curves that are drawn unless more are asked for
+const looks = new Map(); // group → its colour and dash, for good
+const hidden = new Set(); // groups that are not drawn
+let axis = "rounds"; // the chosen tab
+let order = null; // of the results: {column, sign}
+let aims = null; // accuracies that were typed in; else those of the comparisons
+let logChosen = false; // whether somebody has set the scale of the x-axis; till then it follows the data
+
+const wantedTargets = () => {
+  const own = [...new Set([...runs.values()].flatMap((run) => run.targets))].sort();
+  return aims ?? (own.length ? own : [0.8, 0.85]);
+};
 
 function allGroups() {
   const groups = new Map();
   for (const run of runs.values()) {
-    if (!groups.has(run.group)) groups.set(run.group, []);
-    groups.get(run.group).push(run);
+    if (!groups.has(run.group)) groups.set(run.group, { label: run.group, runs: [] });
+    groups.get(run.group).runs.push(run);
   }
-  return sorted([...groups].map(([label, own]) => ({ label, look: looks.get(label) ?? 0, runs: own })), order, target());
+  return [...groups.values()];
 }
 
-const target = () => Number(byId("target").value) / 100;
-const shownGroups = () => allGroups().filter((g) => !hidden.has(g.label));
-
-// Of new groups as many are shown as make ten, the first of the table: where there are more, that begins with the most accurate.
-function meet() {
-  if (!touched.has("order")) order = new Set([...runs.values()].map((run) => run.group)).size > DRAWN ? { column: ACCURACY, sign: -1 } : null;
-  for (const { label } of allGroups()) {
-    if (!met.has(label) && met.size - hidden.size >= DRAWN) hidden.add(label);
-    met.add(label);
+// New groups get the next looks. Of many the most accurate come first, and those after the tenth are not drawn.
+function meet(groups) {
+  const fresh = groups.filter((group) => !looks.has(group.label));
+  if (looks.size + fresh.length > DRAWN) fresh.sort((a, b) => best(b) - best(a));
+  for (const { label } of fresh) {
+    looks.set(label, looks.size);
+    if (looks.size > DRAWN) hidden.add(label);
   }
+  for (const group of groups) group.look = looks.get(group.label);
+  groups.sort((a, b) => a.look - b.look);
 }
 
-// Every group that is shown has a look of its own: its last one, unless another has taken it meanwhile, else the first that is free.
-function dress() {
-  const shown = shownGroups().map((g) => g.label);
-  const taken = new Set(shown.map((label) => looks.get(label)));
-  for (const label of shown.filter((one) => !looks.has(one))) {
-    let free = 0;
-    while (taken.has(free)) free++;
-    for (const [other, look] of looks) if (look === free) looks.delete(other);
-    looks.set(label, free);
-    taken.add(free);
-  }
+const best = (group) => mean(group.runs.map((run) => last(run.series.test_accuracy) ?? 0));
+const shownGroups = (groups) => groups.filter((group) => !hidden.has(group.label));
+
+function drawHead(groups) {
+  const list = [...runs.values()];
+  const distinct = (of) => [...new Set(list.map(of))].filter((value) => value || value === 0);
+  const first = (values, most, join) => values.slice(0, most).join(join) + (values.length > most ? `${join}…` : "");
+  const methods = distinct((run) => run.method), changes = distinct((run) => run.changed.join(", "));
+  refill(byId("caption"), first(distinct((run) => run.caption), 3, " · "));
+  if (methods.length === 1) byId("caption").append(`, ${methods[0]}`);
+  if (methods.length === 1 && changes.length === 1) byId("caption").append(": ", element("mark", {}, changes[0]));
+  const seeds = distinct((run) => run.seed).sort((a, b) => a - b);
+  const states = ["running", "waiting", "finished", "stopped", "failed"].map((state) => {
+    const count = list.filter((run) => run.condition === state).length;
+    return count ? `${count} ${state}` : "";
+  });
+  byId("summary").textContent = [
+    groups.length > 1 ? plural(groups.length, "curve") : "",
+    seeds.length ? `seed${seeds.length > 1 ? "s" : ""} ${first(seeds, 8, ", ")}` : "",
+    `${plural(list.length, "run")}: ${states.filter(Boolean).join(", ") || "none yet"}`,
+    `ntkfl ${distinct((run) => run.version).join(", ") || page.version}`,
+  ].filter(Boolean).join(" · ");
 }
 
-// One curve a group: the mean over its seeds and their range, or every seed by itself.
-function curves(groups, xOf, yOf, apart) {
-  const found = [];
-  for (const group of groups) {
-    const own = group.runs.map((run) => ({ run, x: xOf(run), y: yOf(run) })).filter((c) => c.x && c.y);
-    if (!own.length) continue;
-    const base = { group: group.label, look: group.look };
-    if (own.length === 1 || apart) {
-      for (const { run, x, y } of own) {
-        const there = y.map((_, i) => i).filter((i) => finite(y[i]) && finite(x[i]));
-        found.push({ ...base, id: run.id, label: run.name, x: there.map((i) => x[i]), y: there.map((i) => y[i]), notes: there.map((i) => `round ${run.rounds[i]}`), faint: own.length > 1 });
-      }
-      continue;
-    }
-    const shortest = Math.min(...own.map((c) => c.y.length));
-    const across = Array.from({ length: shortest }, (_, i) => own.map((c) => c.y[i]));
-    const there = across.map((_, i) => i).filter((i) => across[i].every(finite));
-    found.push({
-      ...base, id: group.label, label: `${group.label}, mean of ${own.length} seeds`, x: there.map((i) => mean(own.map((c) => c.x[i]))), y: there.map((i) => mean(across[i])),
-      low: there.map((i) => Math.min(...across[i])), high: there.map((i) => Math.max(...across[i])), notes: there.map((i) => `round ${own[0].run.rounds[i]}`),
+function drawLegend(groups) {
+  refill(byId("legend"), ...groups.map((group) => {
+    const state = { "aria-pressed": String(!hidden.has(group.label)), "data-key": group.label };
+    const button = element("button", { type: "button", ...state }, named(group));
+    button.addEventListener("click", () => {
+      if (!hidden.delete(group.label)) hidden.add(group.label);
+      drawAll();
     });
+    return lights(element("li", {}, button), group.label);
+  }));
+  for (const id of ["all", "none"]) byId(id).hidden = groups.length < 2;
+}
+
+// The curves of a group stand out while what names it is pointed at.
+function lights(what, label) {
+  const light = (on) => {
+    const faded = (part) => on && part.dataset.group !== label;
+    document.querySelectorAll(".curve").forEach((part) => part.classList.toggle("faded", faded(part)));
+  };
+  for (const [event, on] of [["pointerenter", true], ["focusin", true], ["pointerleave", false], ["focusout", false]]) {
+    what.addEventListener(event, () => light(on && !hidden.has(label)));
   }
-  return found;
+  return what;
 }
 
-function drawCurves() {
-  const groups = shownGroups();
-  const metric = byId("metric").value;
-  const [name, isPart] = METRICS[metric];
-  const [logX, down, apart] = ["log-x", "down", "seeds"].map((id) => byId(id).checked);
-  const value = (run) => run.series[metric];
-  const bytes = (run) => run.series.uplink_bytes && sums(run.series.uplink_bytes.map((b, i) => (b + (down ? run.series.downlink_bytes?.[i] ?? 0 : 0)) / MIB));
-  const y = isPart ? { yFormat: (v) => percent(v, 2), yTick: (v) => `${tick(Number((100 * v).toPrecision(10)))} %`, targets: [target()] } : { yFormat: brief };
-  const shared = { ...y, yName: name, xLog: logX };
-  const devices = [...new Set([...runs.values()].map((r) => r.device).filter(Boolean))].join(", ");
-  const panel = (id, title, xLabel, xOf, xName) => lineChart(byId(id), { ...shared, title: `${name} by ${title}`, xLabel, xName, xFloor: 0, series: curves(groups, xOf, value, apart) });
-  panel("by-round", "rounds", "communication rounds", (run) => run.rounds, "round");
-  panel("by-bytes", "bytes", down ? "MiB up and down" : "MiB up", bytes, "MiB");
-  panel("by-seconds", "seconds", devices ? `seconds (${devices})` : "seconds", (run) => run.series.seconds && sums(run.series.seconds), "seconds");
-  for (const id of ["by-round"]) for (const s of byId(id).spec.series) s.notes = null;
+function drawChart(groups) {
+  const list = [...runs.values()], shown = shownGroups(groups);
+  const metrics = metricsOf(list), select = byId("metric"), chosen = select.value;
+  refill(select, ...[...metrics].map(([name, label]) => element("option", { value: name }, label)));
+  if (metrics.has(chosen)) select.value = chosen;
+  byId("metric-label").hidden = metrics.size < 2;
+  const lengths = groups.map((group) => Math.max(...group.runs.map((run) => run.rounds.length))).filter(Boolean);
+  if (!logChosen) byId("log-x").checked = lengths.length > 1 && Math.max(...lengths) >= 3 * Math.min(...lengths);
+  byId("seeds-label").hidden = groups.every((group) => group.runs.length < 2);
+  const [apart, xLog, whole] = ["seeds", "log-x", "whole"].map((id) => byId(id).checked);
+  const spec = specOf(shown, list, { axis, metric: select.value, targets: wantedTargets(), apart, xLog, whole });
+  byId("whole-label").hidden = !spec.finish;
+  byId("rings").hidden = !spec.targets.length;
+  byId("bands").hidden = !spec.curves.some((c) => c.low);
+  show(byId("plot"), spec);
+  for (const tab of document.querySelectorAll("[role=tab]")) {
+    tab.ariaSelected = String(tab.dataset.axis === axis);
+    tab.tabIndex = tab.dataset.axis === axis ? 0 : -1;
+  }
+  const [headings, ...points] = byId("numbers").open ? pointsOf(spec) : [[]];
+  refill(byId("points"), table(headings, points.map(([label, x, ...y]) => [label, brief(x), ...y.map(spec.write)]), 1));
 }
 
-function drawServer() {
-  const groups = shownGroups();
-  const apart = byId("seeds").checked;
-  const panel = (id, name, title, yLog) => {
-    const series = curves(groups, (run) => run.rounds, (run) => run.series[name], apart).map((s) => ({ ...s, notes: null }));
-    lineChart(byId(id), { title, xLabel: "communication rounds", xName: "round", yName: title, yFormat: brief, yLog, xFloor: 0, series });
-    return series.length;
-  };
-  const drawn = [panel("steps", "steps", "steps t chosen", true), panel("products", "kernel_products", "products with the kernel", false), panel("error", "solver_error", "largest solver error", true)];
-  byId("rounds").hidden = !drawn.some(Boolean);
-}
-
-function drawRejections() {
-  const figures = [["rows", byId("rejected-rows"), "rows or updates in each round"], ["clients", byId("rejected-clients"), "clients in each round"]];
-  byId("rejections").hidden = !rejections(figures, byId("rejected-table"), shownGroups(), byId("seeds").checked);
-}
-
-function drawBytes() {
-  const each = byId("per").value === "round";
-  const average = (group, way) => {
-    const total = {};
-    for (const run of group.runs) for (const [kind, bytes] of Object.entries(run[way])) {
-      total[kind] = (total[kind] ?? 0) + bytes / group.runs.length / (each ? Math.max(1, run.rounds.length) : 1);
-    }
-    return total;
-  };
-  const groups = shownGroups().map((g) => ({ label: g.label, up: average(g, "uplink"), down: average(g, "downlink") }));
-  byteBars(byId("kinds"), groups, each ? "MiB a round, all its clients together" : "MiB in all rounds, all clients together");
-}
-
-function drawDetails() {
-  const known = [...details].filter(([id]) => runs.has(id)).map(([id, found]) => [runs.get(id), found]);
-  const audited = known.filter(([, found]) => found.audit || found.canaries);
-  byId("audits").hidden = !audited.length;
-  audits(byId("audit"), audited);
+// A section, which is not there where nothing is in it.
+function fill(id, made) {
+  byId(id).hidden = !made;
+  if (made) refill(byId(id).querySelector(".content"), made);
 }
 
 function drawAll() {
-  meet();
   const groups = allGroups();
-  const list = [...runs.values()];
-  const there = Object.keys(METRICS).filter((name) => list.some((run) => run.series[name]));
-  const available = there.length ? there : ["test_accuracy"];
-  const metric = byId("metric");
-  if (available.join() !== [...metric.options].map((o) => o.value).join()) {
-    const before = metric.value;
-    metric.replaceChildren(...available.map((name) => element("option", { value: name }, METRICS[name][0])));
-    if (available.includes(before)) metric.value = before;
-  }
-  const lengths = groups.map((g) => Math.max(...g.runs.map((r) => r.rounds.length))).filter((n) => n > 0);
-  if (!touched.has("log-x")) byId("log-x").checked = lengths.length > 1 && Math.max(...lengths) >= 3 * Math.min(...lengths);
-  if (!touched.has("differences")) byId("differences").checked = groups.length > 1;
-  byId("seeds-label").hidden = groups.every((g) => g.runs.length < 2);
-  const counts = ["running", "waiting", "finished", "stopped", "failed"].map((kind) => [kind, list.filter((r) => r.condition === kind).length]).filter(([, n]) => n);
-  const captions = [...new Set(list.map((r) => r.caption).filter(Boolean))];
-  byId("caption").textContent = captions.slice(0, 3).join(" · ") + (captions.length > 3 ? ` · and ${captions.length - 3} more settings` : "");
-  byId("summary").textContent = `${list.length} run${list.length === 1 ? "" : "s"}: ${counts.map(([kind, n]) => `${n} ${kind}`).join(", ") || "none yet"}`;
-  drawSelection();
+  meet(groups);
+  const shown = shownGroups(groups), list = [...runs.values()];
+  drawHead(groups);
+  drawLegend(groups);
+  drawChart(groups);
+  const results = resultTable(groups, resultColumns(list, wantedTargets()), order, (column, sign) => {
+    order = { column, sign: order?.column === column ? -order.sign : sign };
+    drawAll();
+  });
+  for (const row of results.tBodies[0].rows) lights(row, row.dataset.group);
+  refill(byId("results"), results);
+  byId("marks").hidden = !list.some((run) => run.changed.length);
+  byId("means").hidden = groups.every((group) => group.runs.length < 2);
+  byId("aims").hidden = !list.some((run) => run.series.test_accuracy);
+  fill("privacy", privacyTable(shown));
+  fill("rejected", rejectedTable(shown));
+  fill("bytes", byteTable(shown));
+  fill("settings", settingTable(shown, byId("differences").checked && shown.length > 1));
+  const audited = list.filter((run) => run.audit.findings);
+  fill("audit", audited.length ? element("div", {}, audited.flatMap(auditOf)) : null);
+  fill("files", list.length ? fileTable(list) : null);
+  if (document.activeElement !== byId("targets")) byId("targets").value = wantedTargets().map(hundred).join(", ");
 }
 
-const lightCurves = (group) => charts.forEach((figure) => figure.spec && light(figure, group));
-
-function drawRuns() {
-  runTable(byId("run-table"), allGroups(), target(), hidden, order, { toggle, light: lightCurves, sort });
+for (const id of ["metric", "seeds", "whole", "differences"]) byId(id).addEventListener("change", drawAll);
+byId("log-x").addEventListener("change", () => { logChosen = true; drawAll(); });
+byId("targets").addEventListener("change", (event) => {
+  const typed = event.target.value.split(/[^\d.]+/).map((v) => Number(v) / 100);
+  aims = typed.filter((v) => v > 0 && v <= 1);
+  if (!aims.length) aims = null;
+  drawAll();
+});
+byId("numbers").addEventListener("toggle", drawAll);
+byId("theme").addEventListener("change", () => { document.documentElement.style.colorScheme = byId("theme").value; });
+byId("all").addEventListener("click", () => { hidden.clear(); drawAll(); });
+byId("none").addEventListener("click", () => { for (const label of looks.keys()) hidden.add(label); drawAll(); });
+const tabs = [...document.querySelectorAll("[role=tab]")];
+tabs.forEach((tab, i) => {
+  tab.addEventListener("click", () => { axis = tab.dataset.axis; drawAll(); });
+  tab.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    tabs.at((i + step) % tabs.length).click();
+    tabs.at((i + step) % tabs.length).focus();
+  });
+});
+for (const [kind, type, written] of [["svg", "image/svg+xml", asSVG], ["csv", "text/csv", asCSV]]) {
+  byId(kind).addEventListener("click", () => {
+    const { spec } = byId("plot");
+    save(`${page.title} ${spec.yLabel} by ${spec.xLabel}.${kind}`, type, written(spec));
+  });
 }
-
-function drawSelection() {
-  dress();
-  drawRuns();
-  const shown = shownGroups();
-  const all = allGroups().length;
-  byId("first").hidden = all <= DRAWN;
-  byId("drawn").hidden = shown.length === all;
-  byId("drawn").textContent = `${shown.length} of ${all} runs are drawn: tick others in the table.`;
-  legend(byId("legend"), shown, lightCurves);
-  drawCurves();
-  drawServer();
-  drawRejections();
-  byId("privacy").hidden = !promises(byId("promises"), shownGroups());
-  drawBytes();
-  settingTable(byId("setting-table"), shownGroups(), byId("differences").checked);
-  drawDetails();
-}
-
-function toggle(group, shown) {
-  if (shown) hidden.delete(group);
-  else hidden.add(group);
-  drawSelection();
-}
-
-function sort(column) {
-  touched.add("order");
-  order = nextOrder(order, column);
-  drawSelection();
-}
-
-function theme(name) {
-  if (name === "auto") document.documentElement.removeAttribute("data-theme");
-  else document.documentElement.dataset.theme = name;
-}
-
-for (const [id, redraw] of Object.entries({ metric: drawCurves, "log-x": drawCurves, down: drawCurves, seeds: drawSelection, target: drawSelection, per: drawBytes, differences: drawSelection })) {
-  byId(id).addEventListener("change", () => { touched.add(id); redraw(); });
-}
-// The first so many of the table, with colours dealt anew.
-function showFirst(count) {
-  allGroups().forEach((g, i) => (i < count ? hidden.delete(g.label) : hidden.add(g.label)));
-  looks.clear();
-  drawSelection();
-}
-
-for (const [id, count] of [["all", Infinity], ["none", 0], ["first", DRAWN]]) byId(id).addEventListener("click", () => showFirst(count));
-byId("theme").addEventListener("change", (event) => theme(event.target.value));
-byId("target").value = page.targets.length ? 100 * page.targets.at(-1) : 85;
-byId("made").textContent = `ntkfl ${page.version}`;
 drawAll();
 
-// A live page: the server sends the runs that changed; details are asked for when a run has ended.
+// A live page: the server sends the runs that changed, and the order of all.
 function follow() {
-  const status = byId("live");
-  const told = (text) => { status.hidden = false; status.textContent = text; };
+  const told = (text) => { byId("live").hidden = false; byId("live").textContent = text; };
   const source = new EventSource("events");
-  const asked = new Map();
   told("connecting …");
   source.addEventListener("runs", (event) => {
     const news = JSON.parse(event.data);
-    const known = new Map(runs);
+    const known = new Map([...runs, ...news.runs.map((run) => [run.id, run])]);
     runs.clear();
-    for (const run of news.runs) known.set(run.id, run);
     for (const id of news.order) if (known.has(id)) runs.set(id, known.get(id));
     told("live");
     drawAll();
-    for (const group of allGroups()) {
-      const run = group.runs.find((r) => r.rounds.length && r.condition !== "running");
-      if (run && asked.get(run.id) !== run.rounds.at(-1)) {
-        asked.set(run.id, run.rounds.at(-1));
-        fetch(`details/${run.id}`).then((answer) => (answer.ok ? answer.json() : null)).then((found) => {
-          if (found) details.set(run.id, found);
-          drawDetails();
-        }).catch(() => asked.delete(run.id));
-      }
-    }
   });
   source.addEventListener("error", () => told("connection lost: what is shown may be old; trying again"));
 }

@@ -1,74 +1,181 @@
 "use strict";
-// The settings side by side, and audits.
+// Tables of what runs reached, promise, left out, sent, were set to, and gave away.
 
-// What differs between the groups shown is marked by colour, weight and a sign.
-function settingTable(place, groups, onlyDifferences) {
-  const columns = groups.filter((g) => g.runs.some((r) => Object.keys(r.settings).length));
-  const names = [...new Set(columns.flatMap((g) => Object.keys(g.runs[0].settings)))];
-  const many = columns.length > 1;
-  const rows = [];
-  for (const name of names) {
-    const values = columns.map((g) => [...new Set(g.runs.map((r) => r.settings[name] ?? "—"))].join(" / "));
-    const differs = many && new Set(values).size > 1;
-    if (many && onlyDifferences && !differs) continue;
-    const often = (v) => values.filter((w) => w === v).length;
-    const usual = values.reduce((a, b) => (often(b) > often(a) ? b : a));
-    const marked = differs && often(usual) > 1 ? (v) => v !== usual : () => differs;
-    rows.push(element("tr", differs ? { class: "differing" } : {}, element("th", { scope: "row" }, differs ? `≠ ${name}` : name),
-      ...values.map((v) => element("td", { class: marked(v) ? "differs" : null }, v))));
-  }
-  if (!rows.length) rows.push(element("tr", {}, element("td", { colspan: columns.length + 1 }, columns.length ? "No setting differs." : "No run is shown.")));
-  const head = element("tr", {}, element("th", { scope: "col" }, "setting"), ...columns.map((g) => element("th", { scope: "col" }, g.label)));
-  place.replaceChildren(element("thead", {}, head), element("tbody", {}, ...rows));
+const last = (values) => values?.filter(finite).at(-1) ?? null;
+const named = (group) => [swatch(group.look), element("span", {}, group.label)];
+
+// The columns of results after name and state: heading, a run's value, digits, and 1 if more is better.
+function resultColumns(runs, targets) {
+  const has = (name) => runs.some((run) => run.series[name]);
+  const best = (run) => run.series.test_accuracy?.reduce((a, b) => Math.max(a, b ?? 0), 0);
+  const inPercent = (v) => (finite(v) ? 100 * v : null);
+  const accuracy = [["accuracy,\u00a0%", (run) => inPercent(last(run.series.test_accuracy)), 1, 1],
+    ["best,\u00a0%", (run) => inPercent(best(run)), 1, 1]];
+  const aims = targets.flatMap((target) => [
+    [`rounds to ${hundred(target)}\u00a0%`, (run) => reached(run, target)[0], 0, -1],
+    [`MiB to ${hundred(target)}\u00a0%`, (run) => reached(run, target)[1], null, -1]]);
+  const loss = [["test loss", (run) => last(run.series.test_loss), 4, -1]];
+  return [...(has("test_accuracy") ? [...accuracy, ...aims] : loss),
+    ["MiB in all", (run) => last(AXES.bytes[2](run)), null, -1],
+    ["seconds", (run) => last(AXES.seconds[2](run)), null, -1]];
 }
 
-function audits(place, found) {
-  place.replaceChildren(...found.flatMap(([run, { audit, canaries }]) => [
-    element("h3", {}, run.name), ...(canaries ? [element("p", { class: "canaries" }, `Canaries against ε: ${canaries}.`)] : []), ...(audit ? foundBy(audit) : []),
-  ]));
+// Of a column the mean over a group's seeds; null if no seed has a value.
+function middle(group, column) {
+  const values = group.runs.map(column[1]).filter(finite);
+  return values.length ? mean(values) : null;
 }
 
-// As `ntkfl audit` writes them: a verdict a role, then the attacks; anything else as it is.
-function foundBy(value) {
-  if (!value?.verdicts || !Array.isArray(value.findings)) return [nested(value)];
-  const verdicts = Object.entries(value.verdicts).flatMap(([role, line]) => [element("dt", {}, roleName(role)), element("dd", {}, flat(line))]);
-  const attacks = table([["attack", "by", "recovers", "result", "a guess", "in words"], ...attackRows(value.findings)]);
-  attacks.classList.add("words");
-  const what = `Round ${flat(value.round)}, ${flat(value.clients)} clients.`;
-  const all = element("details", {}, element("summary", {}, `Every attack, ${value.findings.length} of them`), wide("attacks", attacks));
-  return [element("p", { class: "note" }, what), element("dl", {}, ...verdicts), all];
+// Groups by a column's mean, those without one last, whichever way; as they came if no column of this name is there.
+function ordered(groups, columns, order) {
+  const column = columns.find(([name]) => name === order?.column);
+  if (!column) return groups;
+  const key = (group) => middle(group, column) ?? -order.sign * Infinity;
+  return [...groups].sort((a, b) => order.sign * (key(b) - key(a)) || 0);
 }
 
-function attackRows(findings) {
-  return findings.map((f) => {
-    const result = `${flat(f.measure)} ${brief(f.mean)}${f.spread ? ` ± ${brief(f.spread)}` : ""}`;
-    return [flat(f.attack), roleName(f.role), flat(f.recovers), result, brief(f.guess), flat(f.says)];
+function resultTable(groups, columns, order, onSort) {
+  const headings = columns.map(([name, , , sign]) => {
+    const button = element("button", { type: "button", "data-key": name }, name);
+    button.addEventListener("click", () => onSort(name, sign));
+    return button;
+  });
+  const lines = ordered(groups, columns, order);
+  const made = table(["run", "state", ...headings], lines.map((group) => {
+    const { method, changed } = group.runs[0];
+    const marked = changed.flatMap((words) => [" ", element("mark", {}, words)]);
+    const setting = element("small", {}, method === group.label ? "" : method, marked);
+    const digitsOf = (digits) => (digits === 0 && group.runs.length > 1 ? 1 : digits); // means of whole numbers get one
+    const values = columns.map(([, value, digits]) => spread(group.runs.map(value), digitsOf(digits)));
+    return [[...named(group), setting], states(group.runs), ...values];
+  }), 2);
+  lines.forEach((group, i) => { made.rows[i + 1].dataset.group = group.label; });
+  columns.forEach(([name], i) => {
+    if (name === order?.column) made.rows[0].cells[i + 2].ariaSort = order.sign > 0 ? "descending" : "ascending";
+  });
+  return made;
+}
+
+// A line for each state with the number of seeds and rounds, and why a run failed.
+function states(runs) {
+  if (runs.length === 1) return element("span", { class: runs[0].condition }, runs[0].text);
+  return [...new Set(runs.map((run) => run.condition))].map((state) => {
+    const own = runs.filter((run) => run.condition === state), rounds = own.map((run) => run.rounds.length);
+    const [least, most] = [Math.min(...rounds), Math.max(...rounds)];
+    const why = state === "failed" ? `: ${own[0].text.replace(/^failed[^:]*: /, "")}` : "";
+    const length = `${least < most ? `${least} to ` : ""}${plural(most, "round")}`;
+    return element("div", { class: state }, `${own.length} ${state}, ${length}${why}`);
   });
 }
 
-function roleName(role) {
-  return flat(role).replaceAll("+", " and ").replaceAll("-", " ");
+// A row for all groups that say the same; null if none says anything.
+function privacyTable(groups) {
+  const alike = new Map();
+  for (const group of groups) {
+    const run = group.runs.find((one) => one.privacy);
+    if (run) {
+      const said = JSON.stringify([run.privacy, run.audit.canaries]);
+      alike.set(said, [...(alike.get(said) ?? []), group]);
+    }
+  }
+  const headings = ["run", "who sees what", "masks", "ε", "δ", "protects", "assumes", "not covered", "canaries"];
+  const rows = [...alike].map(([said, own]) =>
+    [own.map((group) => element("div", {}, named(group))), ...promised(...JSON.parse(said), own[0].label)]);
+  const filled = (_, i) => rows.some((row) => row[i]?.length); // columns in which no row says anything are left out
+  return rows.length ? table(headings.filter(filled), rows.map((row) => row.filter(filled))) : null;
 }
 
-function wide(name, ...inside) {
-  return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name }, ...inside);
+// Its cells: a line for each guarantee, nothing where there is nothing to say.
+function promised(said, canaries, key) {
+  const lines = (texts) => texts.filter(Boolean).map((text) => element("div", {}, text));
+  const sees = Object.entries(said.sees).map(([role, line]) => element("div", {}, element("b", {}, `${role}: `), line));
+  const floor = finite(said.floor) ? `nothing is released of fewer than ${said.floor} clients` : "";
+  const sizes = said.guarantees.map(({ epsilon }) => (finite(epsilon) ? `${brief(epsilon)} promised` : "no finite ε"));
+  const spent = finite(said.spent) ? `${brief(said.spent)} spent` : "";
+  const assumed = said.guarantees.map(({ assumptions }, i) => {
+    const list = element("ul", {}, assumptions.map((line) => element("li", {}, line)));
+    return folded(`${key} assumes ${i}`, plural(assumptions.length, "assumption"), list);
+  });
+  const measured = finite(canaries?.shown) && `ε ≥ ${canaries.shown.toFixed(2)} of ${brief(canaries.promised)}`;
+  return [
+    sees, lines([said.masks || "none", floor]),
+    sizes.length ? lines([...sizes, spent, said.simulated ? "simulated" : ""]) : "none: no noise",
+    lines(said.guarantees.map(({ delta }) => delta.replace(/e-0?/, "e−"))),
+    lines(said.guarantees.map(({ unit, against }) => `a ${unit}, against ${against}`)),
+    assumed, said.uncovered, measured || (canaries ? flat(canaries) : ""),
+  ];
 }
 
-// Whatever JSON: a list of like objects as a table, an object as names and values.
-function nested(value, depth = 0) {
-  if (Array.isArray(value) && value.length && value.every((v) => v && typeof v === "object" && !Array.isArray(v))) {
-    const names = [...new Set(value.flatMap(Object.keys))];
-    const made = table([names, ...value.map((v) => names.map((n) => flat(v[n])))]);
-    return wide("findings", made);
-  }
-  if (value && typeof value === "object" && !Array.isArray(value) && depth < 3) {
-    return element("dl", {}, ...Object.entries(value).flatMap(([k, v]) => [element("dt", {}, k), element("dd", {}, nested(v, depth + 1))]));
-  }
-  return element("span", {}, flat(value));
+// What rounds left out and which clients failed, by group and reason; null if nothing happened.
+function rejectedTable(groups) {
+  const reasons = (group) => [...new Set(group.runs.flatMap((run) => run.rejected.map(reasonOf)))];
+  const rows = groups.flatMap((group) => reasons(group).map((reason) => {
+    const counts = group.runs.map((run) => valuesOf(run, reason) ?? []);
+    const first = Math.min(...counts.map((own, i) => group.runs[i].rounds[own.findIndex(Boolean)] ?? Infinity));
+    const digits = counts.length > 1 ? 1 : 0;
+    return [named(group), reason, spread(counts.map((own) => sums(own).at(-1) ?? 0), digits),
+      spread(counts.map((own) => own.filter(Boolean).length), digits), String(first)];
+  }));
+  return rows.length ? table(["run", "what", "in all", "in rounds", "first in round"], rows, 2) : null;
+}
+
+// Bytes by kind of message, means over seeds; null if nothing was sent.
+function byteTable(groups) {
+  const kinds = (group, way) => [...new Set(group.runs.flatMap((run) => Object.keys(run[way])))].map((kind) => {
+    const each = group.runs.map((run) => (run[way][kind] ?? 0) / MIB);
+    const rounds = group.runs.map((run, i) => each[i] / Math.max(1, run.rounds.length));
+    return [named(group), way, kind, brief(mean(each)), brief(mean(rounds))];
+  });
+  const rows = groups.flatMap((group) => [...kinds(group, "uplink"), ...kinds(group, "downlink")]);
+  return rows.length ? table(["run", "way", "kind", "MiB in all", "MiB a round"], rows, 3) : null;
+}
+
+// Settings side by side. ≠: groups differ; marked: differs from the method's default. null if none are known.
+function settingTable(groups, onlyDifferences) {
+  const known = groups.filter((group) => Object.keys(group.runs[0].settings).length);
+  if (!known.length) return null;
+  const settings = known.map((group) => group.runs[0].settings);
+  const names = new Set(settings.flatMap(Object.keys));
+  names.delete("seed");
+  const changed = known.map((group) => new Set(group.runs[0].changed.map((words) => words.split(" ")[0])));
+  const rows = [...names].map((name) => {
+    const [part] = name.split("."), option = name.split(".").at(-1);
+    const marked = (i) => ["method", "privacy", "robust"].includes(part) && changed[i].has(option);
+    const values = settings.map((own) => own[name] ?? "–"), differ = new Set(values).size > 1;
+    const cells = values.map((value, i) => (marked(i) ? element("mark", {}, value) : value));
+    return differ || !onlyDifferences ? [differ ? `≠ ${name}` : name, ...cells] : null;
+  }).filter(Boolean);
+  const headings = ["setting", ...known.map((group) => group.label)];
+  return rows.length ? table(headings, rows) : element("p", {}, "No setting differs.");
+}
+
+// What `ntkfl audit` found: a verdict for each role, then the attacks; anything else as it is.
+function auditOf(run) {
+  const found = run.audit.findings, heading = element("h3", {}, run.name);
+  if (!found?.verdicts || !Array.isArray(found.findings)) return [heading, element("p", {}, flat(found))];
+  const role = (name) => flat(name).replaceAll("+", " and ").replaceAll("-", " ");
+  const verdict = ([name, line]) => element("p", {}, element("b", {}, `${role(name)}: `), flat(line));
+  const result = (f) => `${flat(f.measure)} ${brief(f.mean)}${f.spread ? ` ± ${brief(f.spread)}` : ""}`;
+  const attacks = found.findings.filter(Boolean).map((f) =>
+    [flat(f.attack), role(f.role), flat(f.recovers), result(f), brief(f.guess), flat(f.says)]);
+  const all = table(["attack", "by", "recovers", "result", "a guess", "in words"], attacks);
+  const when = element("p", {}, `Round ${flat(found.round)}, ${flat(found.clients)} clients.`);
+  const inside = scrolling(`attacks on ${run.name}`, all);
+  const every = folded(`${run.id} attacks`, `Every attack (${attacks.length})`, inside);
+  return [heading, when, ...Object.entries(found.verdicts).map(verdict), every];
 }
 
 function flat(value) {
-  if (typeof value === "number") return Number.isInteger(value) ? String(value) : brief(value);
-  if (value === null || value === undefined) return "—";
+  if (finite(value)) return Number.isInteger(value) ? String(value) : brief(value);
+  if (value === null || value === undefined) return "–";
   return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
+// Every run by itself: how it ended, and its files.
+function fileTable(runs) {
+  const link = (run, file, name) =>
+    [element("a", { href: `${run.address}/${file}`, "aria-label": `${name} of ${run.name}` }, name), " "];
+  const links = (run) => [page.live ? [] : link(run, "", "folder"), ...run.files.map((file) => link(run, file, file))];
+  const row = (run) => [run.name, element("span", { class: run.condition }, run.text), links(run).flat()];
+  return table(["run", "state", "files"], runs.map(row));
 }
