@@ -210,7 +210,9 @@ def test_the_reply_of_a_total_is_that_of_the_method(name: str) -> None:
 def test_what_does_not_add_up_is_refused_under_masks(name: str, digits: ntkfl.data.Federated) -> None:
     if all(reply.additive for reply in METHODS[name].replies.values()):
         pytest.skip("adds up, with noise: tests/methods")
-    with pytest.raises(ConfigError, match="more of clients than the sum of their replies: leave secure_sum out"):
+    with pytest.raises(
+        ConfigError, match="needs each client's reply, and secure_sum shows only their sum: leave it out"
+    ):
         Simulation(ntkfl.models.mlp(64, 10), digits, made(name), privacy=quiet(name, secure_sum=True))
 
 
