@@ -60,9 +60,9 @@ def unbroken(text: str) -> str:
     return text.replace(" ", "\u00a0")
 
 
-def reached(row: Row, target: float, which: str = "reached") -> Row:
+def reached(row: Row, target: float) -> Row:
     """Rounds and MiB to a target, one number per seed."""
-    found: Row = next(r for r in row[which] if r["target"] == target)
+    found: Row = next(r for r in row["reached"] if r["target"] == target)
     return found
 
 
@@ -184,7 +184,7 @@ def rivals(target: float = 0.85) -> str:
     for label, row in rows_of("rivals").items():
         if label in MINOR:
             continue
-        own = reached(row, target, "reached_unaveraged")["rounds"]
+        own = first_hits(row["last_accuracy"], target)
         averaged = reached(row, target)["rounds"] if row["accuracy"] != row["last_accuracy"] else None
         hits = [hit for hit in averaged or own if hit is not None]
         order = (len(own) - len(hits), statistics.mean(hits) if hits else 0.0)

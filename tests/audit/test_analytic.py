@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,9 +12,12 @@ import ntkfl
 from ntkfl.audit.analytic import gaussian_prior, invert, lift, linear_layers
 from ntkfl.audit.capture import capture
 from ntkfl.audit.finding import relative_error
-from ntkfl.audit.rows import inputs, rows_of
+from ntkfl.audit.rows import attack, rows_of
+from ntkfl.audit.study import study
 from ntkfl.privacy.projection import RunSecret, make_projection
 from ntkfl.privacy.sparsify import sparsify
+from ntkfl.tangent.blocks import DenseBlock
+from ntkfl.tangent.jacobian import Jacobian
 from tests.audit.fixtures import config
 
 
@@ -35,13 +40,20 @@ def test_dense_jacobians_with_bias_give_the_input_exactly(sizes: tuple[int, ...]
     assert float(found.bound.max()) == 0
 
 
-def test_on_the_wire_dense_and_factored_give_the_input() -> None:
-    for form in ("dense", "factored"):
-        caught = capture(config({"name": "ntk-fl", "form": form}, privacy={"subsample_rate": 0.05}), 1)
-        rows = rows_of(caught)
-        found = invert(caught.task.at(caught.weights), rows.J)
-        assert found is not None
-        assert float(relative_error(caught.aligned()[0].flatten(1), found.x).max()) < 1e-5
+@pytest.mark.parametrize(
+    ("form", "privacy"),
+    [("dense", {}), ("factored", {}), ("auto", {"projected_dim": 24, "shuffle": True, "sparsity": 0.7})],
+)
+def test_on_the_wire_rows_give_the_inputs(form: str, privacy: dict[str, Any]) -> None:
+    """Of sparse ones the coordinates that an entry tells."""
+    caught = capture(config({"name": "ntk-fl", "form": form}, privacy={"subsample_rate": 0.1} | privacy), 1)
+    found, truth = invert(caught.task.at(caught.weights), rows_of(caught).J), caught.aligned()[0].flatten(1)
+    assert found is not None
+    if "sparsity" in privacy:
+        assert 0.2 < float(found.known.double().mean()) < 1
+        torch.testing.assert_close(found.x[found.known], truth[found.known], rtol=1e-3, atol=1e-4)
+    else:
+        assert float(relative_error(truth, found.x).max()) < 1e-5
 
 
 @pytest.mark.parametrize("sizes", [(30, 20, 5), (30, 12, 8, 5)], ids=str)
@@ -61,10 +73,7 @@ def test_without_any_bias_a_row_is_read_by_the_public_weights() -> None:
     x, model = _inputs(), _model(30, 20, 5)
     J = ntkfl.jacobian(model, x).dense()
     J[:, :, linear_layers(model)[0].bias] = 0  # as if none had been among the largest
-    from ntkfl.tangent.dense import DenseBlock
-    from ntkfl.tangent.jacobian import BlockJacobian
-
-    found = invert(model, BlockJacobian([DenseBlock(J, (slice(0, J.shape[2]),))], 5, J.shape[2]))
+    found = invert(model, Jacobian([DenseBlock(J, (slice(0, J.shape[2]),))], 5, J.shape[2]))
     assert found is not None
     assert float(relative_error(x, found.x).max()) < 1e-5
 
@@ -79,18 +88,46 @@ def test_convolutions_give_pictures_in_factors_and_nothing_in_closed_form_otherw
     assert invert(model, ntkfl.jacobian(model, x, form="dense")) is None
 
 
-def test_a_first_layer_that_is_used_twice_gives_inputs_in_factors_and_nothing_in_closed_form_otherwise() -> None:
-    for form, found in (("factored", True), ("dense", False)):
-        method, model = {"name": "ntk-fl", "form": form}, {"name": f"{__name__}:shared_first"}
-        findings = inputs(capture(config(method, model=model, privacy={"subsample_rate": 0.05})))
-        errors = [f.mean for f in findings if (f.attack, f.measure) == ("analytic inversion", "relative error")]
-        assert bool(errors) is found
-        assert all(error < 1e-6 for error in errors)
+@pytest.mark.parametrize(
+    ("form", "model", "read"),
+    [("factored", "shared_first", True), ("dense", "shared_first", False), ("auto", "convolution", False)],
+)
+def test_other_first_layers_give_inputs_in_factors_and_nothing_otherwise(form: str, model: str, read: bool) -> None:
+    """Of a first layer that is used twice, and of one that comes dense while the second comes in factors."""
+    method = {"name": "ntk-fl", "form": form}
+    caught = capture(config(method, model={"name": f"{__name__}:{model}"}, privacy={"subsample_rate": 0.05}))
+    errors = [f.mean for f in attack(caught) if (f.attack, f.measure) == ("analytic inversion", "relative error")]
+    assert bool(errors) is read
+    assert all(error < 1e-6 for error in errors)
 
 
 def shared_first(inputs: tuple[int, ...], outputs: int) -> nn.Module:
     shared = nn.Linear(64, 64)
     return nn.Sequential(nn.Flatten(), shared, nn.ReLU(), shared, nn.ReLU(), nn.Linear(64, outputs))
+
+
+def convolution(inputs: tuple[int, ...], outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, outputs))
+
+
+@pytest.mark.parametrize("method", ["ntk-fl", "sum-ntk-fl", "fedavg"])
+def test_behind_a_frozen_backbone_features_are_read_and_no_pictures(method: str) -> None:
+    found = study(capture(config({"name": method}, model={"backbone": f"{__name__}:backbone"}))).findings
+    assert {f.recovers for f in found} >= {"labels", "who was trained on"}
+    assert not [f for f in found if "SSIM" in f.measure]
+
+
+def backbone() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU())
+
+
+def test_of_a_first_layer_that_sees_positions_sums_tell_class_counts_alone() -> None:
+    heard = capture(config({"name": "sum-ntk-fl"}, model={"name": f"{__name__}:positions"}))
+    assert {f.attack for f in study(heard).findings if "sums" in f.attack} == {"class counts, sums"}
+
+
+def positions(inputs: tuple[int, ...], outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Flatten(), nn.Linear(32, outputs))
 
 
 def test_who_has_the_projection_gets_nearer_than_the_mean() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -119,14 +120,9 @@ def test_a_run_that_promises_nothing_is_refused() -> None:
 
 def test_the_command_reports_both_numbers(tmp_path: Path) -> None:
     config = tmp_path / "private.toml"
-    config.write_text(
-        'rounds = 2\nclients_per_round = 4\n[data]\ndataset = "digits"\npartition = "iid"\nclients = 4\n'
-        '[model]\nname = "mlp"\nhidden = [8]\n[method]\nname = "private-sums"\n'
-        "[privacy]\nbudget_rounds = 2\nsecure_sum = true\nnoise_clients = 3\n"
-    )
-    said = CliRunner().invoke(
-        app, ["audit", "--private", str(config), "--canaries", "40", "--out", str(tmp_path / "o")]
-    )
+    config.write_text(tomli_w.dumps(planned(SUMS, rounds=2).model_dump(mode="json", exclude_unset=True)))
+    words = ["audit", "--private", str(config), "--canaries", "40", "--out", str(tmp_path / "o")]
+    said = CliRunner().invoke(app, words)
     assert "promised ε = 3.00 (simulated)" in said.stdout
     assert "an attacker showed at least" in said.stdout
     kept = json.loads((tmp_path / "o" / "canaries.json").read_text())

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+import ntkfl
 from ntkfl.audit.capture import capture
 from ntkfl.audit.finding import ROLES, Finding, best_ssim, guesses, relative_error, ssim
 from ntkfl.audit.study import study
 from ntkfl.cli import app
+from ntkfl.federation.simulation import execute
 from tests.audit.fixtures import config
 
 
 def test_success_is_what_is_gained_over_guessing() -> None:
-    def finding(mean: float, guess: float = 0.5, perfect: float = 1.0) -> Finding:
-        return Finding("a", "aggregator", "x", "SSIM", (mean - 0.1, mean + 0.1), guess, perfect)
+    def finding(mean: float, guess: float = 0.5, measure: str = "SSIM") -> Finding:
+        return Finding("a", "aggregator", "x", measure, [mean - 0.1, mean + 0.1], guess)
 
     assert finding(0.7).success == pytest.approx(0.4)
     assert finding(0.3).success == 0  # worse than guessing is no gain
-    assert finding(0.05, guess=1.0, perfect=0.0).success == pytest.approx(0.95)  # errors: less is more
+    assert finding(0.05, 1.0, "relative error").success == pytest.approx(0.95)  # errors: less is more
     assert finding(0.7).spread == pytest.approx(0.1 * 2**0.5)
 
 
@@ -47,8 +51,9 @@ def test_a_study_of_hidden_rows() -> None:
     helped = by["analytic inversion, with P", "aggregator+insider", "SSIM"]
     assert 0 < helped.success < 0.9
     assert by["labels of rows", "aggregator", "accuracy"].mean == 1
-    assert set(result.verdicts) == set(ROLES)
-    assert "who sent every row" in result.verdicts["aggregator+shuffler"]
+    said = result.dump()["verdicts"]
+    assert set(said) == set(ROLES)
+    assert "who sent every row" in said["aggregator+shuffler"]
     assert json.loads(json.dumps(result.dump()))["findings"]
 
 
@@ -66,15 +71,30 @@ def test_the_command_line_writes_a_folder_and_says_what_is_wrong(tmp_path: Path)
     for arguments, words in (
         (["audit"], "give one of these: the folder of a run"),
         (["audit", "--config", str(toml), "--round", "5"], "no round 5"),
-        (["audit", str(tmp_path / "nothing")], "holds no run"),
     ):
         assert words in str(runner.invoke(app, arguments).exception)
 
 
-def test_a_finished_run_is_audited_with_its_final_model(tmp_path: Path) -> None:
-    words = "train --dataset digits --clients 6 --clients-per-round 3 --set hidden=[8] --rounds 2 --method fedavg --out"
-    runner = CliRunner()
-    assert runner.invoke(app, [*words.split(), str(tmp_path / "run")]).exit_code == 0
-    said = runner.invoke(app, ["audit", str(tmp_path / "run"), "--round", "2", "--json"]).stdout
-    found = json.loads(said)["findings"]
-    assert [f["role"] for f in found if f["attack"] == "membership by loss, the final model"] == ["outsider"]
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_finished_run_is_its_settings_and_its_final_model(tmp_path: Path, secure: bool) -> None:
+    run, toml, final = tmp_path / "run", tmp_path / "run" / "config.toml", "membership by loss, the final model"
+    execute(config({"name": "fedavg", "local_steps": 1}, privacy={"secure_sum": secure}), out=run)
+
+    def attacked(*words: str) -> dict[str, Any]:
+        said = CliRunner().invoke(app, ["audit", *words, "--round", "2", "--json"]).stdout
+        return {finding["attack"]: finding for finding in json.loads(said)["findings"]}
+
+    found = attacked(str(run))
+    assert found.pop(final)["role"] == "outsider"
+    assert found == attacked("--config", str(toml))
+    said = CliRunner().invoke(app, ["audit", str(run)]).stdout
+    assert f"the settings in {toml}, played anew, and the final model of {run}" in said
+
+
+def test_a_run_that_cannot_be_audited_says_why(tmp_path: Path) -> None:
+    fed = ntkfl.data.load("digits").partition(ntkfl.data.IID(clients=3), seed=0)
+    ntkfl.train(ntkfl.models.mlp(64, 4, 10), fed, ntkfl.methods.SumNTKFL(), rounds=1, out=tmp_path / "python")
+    execute(config({"name": "fedavg", "local_steps": 1}), out=tmp_path / "begun")
+    shutil.rmtree(tmp_path / "begun" / "checkpoint")
+    for name, why in (("python", "made from Python"), ("begun", "no finished round"), ("nothing", "holds no run")):
+        assert why in str(CliRunner().invoke(app, ["audit", str(tmp_path / name)]).exception)

@@ -11,7 +11,8 @@ import pytest
 
 import ntkfl
 from ntkfl.compare.captions import caption, options
-from ntkfl.compare.results import Reached, bytes_text, columns, differences, reached_text, spread, summarise
+from ntkfl.compare.results import Reached, bytes_text, columns, differences, spread, summarise
+from ntkfl.compare.run import read_plan
 from ntkfl.compare.spec import ALONE, Comparison
 from ntkfl.compare.trials import Cell
 from ntkfl.data.federated import generator
@@ -22,7 +23,8 @@ from tests.compare.comparisons import TOML, command, read
 
 
 def test_end_to_end_and_cached(tmp_path: Path) -> None:
-    read(tmp_path)
+    """One of the settings diverges, which is a result."""
+    read(tmp_path, TOML.replace("lr = [0.1, 0.3]", "lr = [0.1, 1e30]"))
     first = command("compare", tmp_path / "small.toml", "--out", tmp_path / "out")
     assert first.returncode == 0, first.stderr
     assert "not in 4" in first.stdout  # nobody reaches 99.9 % in four rounds: an honest cell
@@ -32,24 +34,29 @@ def test_end_to_end_and_cached(tmp_path: Path) -> None:
     assert [len(c) for c in avg["accuracy"]] == [4, 4]
     assert avg["accuracy"] != avg["last_accuracy"]  # both curves from one run
     chosen = document["searches"]["FedAvg"]
+    points = [point for point in chosen["scores"] if point["setting"] == chosen["chosen"]]
+    assert [(point["rounds"], point["score"]) for point in points] == [(2, chosen["held_out_score"])]
+    assert [point["setting"]["lr"] for point in chosen["scores"] if point["score"] is None] == [1e30, 1e30]
+    assert len(chosen["scores"]) == 4
     assert set(chosen["chosen"]) == {"lr", "local_steps"}
-    assert chosen["chosen"]["lr"] in chosen["searched"]["lr"]
+    assert chosen["chosen"]["lr"] == 0.1
     said = " ".join(first.stdout.split())
-    assert "FedAvg: searched lr in {0.1, 0.3}; local_steps in {2, 4}" in said
+    assert "FedAvg: searched lr in {0.1, 1e+30}; local_steps in {2, 4}" in said
     assert "on 6 held-out clients; chose lr" in said
     about, _, *table = (tmp_path / "out/table.md").read_text().splitlines()
     assert about.startswith("digits, 30 clients (Dirichlet α = 0.1), 4 per round, mlp with 12 hidden units")
     assert about.endswith("seeds 0, 1 (± is the sample standard deviation over them).")
-    assert any(line.startswith("- FedAvg less NTK-FL: ") for line in table)
+    for note in ("- FedAvg less NTK-FL: ", "- FedAvg, accuracy on held-out clients: lr 0."):
+        assert any(line.startswith(note) for line in table)
     tex = (tmp_path / "out/table.tex").read_text()
     assert r"rounds to 30\% & MiB up + down to 30\% &" in tex
     assert r" $\pm$ " in tex
     assert tex.count(r" \\") == 3
     assert len({line.count("|") for line in table[:4]}) == 1
     assert (tmp_path / "out/curves.png").stat().st_size > 10_000
+    first_run = RunFolder(tmp_path / "out" / read_plan(tmp_path / "out").cells[0].folder).records()
     for way in ("uplink", "downlink"):  # cumulative, in the file as in the runs' own histories
-        histories = [RunFolder(tmp_path / "out" / c["folder"]).records() for c in plan_cells(tmp_path / "out")]
-        sent = sum(r[f"{way}_bytes"] for r in histories[0][:2]) / 2**20
+        sent = sum(r[f"{way}_bytes"] for r in first_run[:2]) / 2**20
         assert ntk[f"{way}_mib"][0][1] == pytest.approx(sent, rel=1e-4)
 
     stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("history.jsonl")}
@@ -57,18 +64,6 @@ def test_end_to_end_and_cached(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("history.jsonl")} == stamps
     assert json.loads((tmp_path / "out/results.json").read_text())["rows"] == document["rows"]
-
-
-def plan_cells(folder: Path) -> list[dict[str, Any]]:
-    cells: list[dict[str, Any]] = json.loads((folder / "plan.json").read_text())["cells"]
-    return cells
-
-
-def test_a_diverging_setting_is_a_result(tmp_path: Path) -> None:
-    comparison = read(tmp_path, TOML.replace("lr = [0.1, 0.3]", "lr = [0.1, 1e30]"))
-    ntkfl.compare(comparison, tmp_path / "out")
-    document = json.loads((tmp_path / "out/results.json").read_text())
-    assert document["searches"]["FedAvg"]["chosen"]["lr"] == 0.1
 
 
 def test_from_python_a_row_for_every_method_and_seed(tmp_path: Path) -> None:
@@ -79,7 +74,6 @@ def test_from_python_a_row_for_every_method_and_seed(tmp_path: Path) -> None:
         "methods": [{"label": "sums", "method": "sum-ntk-fl"}, {"label": "FedAvg", "method": "fedavg"}],
     }  # fmt: skip
     rows = ntkfl.compare(given, tmp_path / "out")
-    rows = rows if isinstance(rows, list) else rows.to_dict("records")
     assert [(row["method"], row["seed"]) for row in rows] == [
         ("sums", 0), ("sums", 1), ("FedAvg", 0), ("FedAvg", 1), (ALONE, 0), (ALONE, 1),
     ]  # fmt: skip
@@ -98,16 +92,6 @@ def test_from_python_a_row_for_every_method_and_seed(tmp_path: Path) -> None:
     assert alone["accuracy"] == pytest.approx(sum(last) / 10)
 
 
-def test_a_cells_key_is_its_content(tmp_path: Path) -> None:
-    comparison = read(tmp_path)
-    entry = comparison.methods[1]
-    options = {"lr": 0.1, "local_steps": 2}
-    cell = Cell("x", comparison.run(entry, 0, options), tmp_path)
-    assert cell.key == Cell("other label", comparison.run(entry, 0, options, rounds=99), tmp_path).key
-    assert cell.key != Cell("x", comparison.run(entry, 1, options), tmp_path).key
-    assert cell.key != Cell("x", comparison.run(entry, 0, options | {"lr": 0.2}), tmp_path).key
-
-
 def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
     comparison = read(tmp_path)
     cells = []
@@ -119,18 +103,18 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
             cell.folder.append("history.jsonl", {"round": r, "test_accuracy": a, "last_accuracy": a / 2, **sent})
             cell.folder.append("timings.jsonl", {"round": r, "seconds": 0.5, "device": "cpu"})
         cells.append([cell])
-    row = summarise(comparison, "x", {}, cells)
+    row = summarise(comparison, "FedAvg", {"lr": 0.1, "local_steps": 2}, cells)
     assert row.reached[0] == Reached(0.3, [2, 4], [2.0, 4.0], [6.0, 12.0])
     assert bytes_text(row.reached[0]) == "3 + 9 = 12"
     assert bytes_text(row.reached[1]) == ""
     assert row.reached[1].rounds == [None, None]
-    assert row.reached_unaveraged[0].rounds == [None, None]
     assert row.seconds == [[0.5, 1.0, 1.5, 2.0]] * 2
-    assert reached_text(row.reached[0], 4) == "3.0 ± 1.4"
-    assert reached_text(row.reached[1], 4) == "not in 4"
     assert spread([3.0, None, 5.0]) == "4 ± 1 (2 of 3)"
-    headers, (cells_,) = columns(comparison, [row])
-    assert dict(zip(headers, cells_, strict=True))["% r4"] == "35.5 ± 6.4"  # mean and spread of 40 and 31
+    table = {heading: cell for heading, (cell,) in columns(comparison, [row]).items()}
+    assert table["rounds to 30%"] == "3.0 ± 1.4"
+    assert table["rounds to 99.9%"] == "not in 4"
+    assert table["% r4"] == "35.5 ± 6.4"  # mean and spread of 40 and 31
+    assert table["setting"] == "average 0.5, local_steps 2, lr 0.1"
 
 
 def test_differences_are_paired_by_seed_with_students_interval(tmp_path: Path) -> None:
@@ -139,8 +123,8 @@ def test_differences_are_paired_by_seed_with_students_interval(tmp_path: Path) -
     first, second = ([[a] for a in accuracies] for accuracies in ([0.5, 0.6, 0.7], [0.52, 0.64, 0.76]))
     row = summarise(comparison, "NTK-FL", {}, [[], [], []])
     a, b = (replace(row, label=label, accuracy=own, failed=[""] * 3) for label, own in (("a", first), ("b", second)))
-    assert differences(comparison, [a, b]) == ["b less a: +4.0 points (95 % t-interval -1.0 to +9.0, 3 seeds)"]
-    assert differences(comparison, [a, replace(b, failed=["", "x", "x"])]) == []
+    assert differences([a, b]) == ["b less a: +4.0 points (95 % t-interval -1.0 to +9.0, 3 seeds)"]
+    assert differences([a, replace(b, failed=["", "x", "x"])]) == []
 
 
 def test_captions_say_what_was_run_and_every_option_that_is_not_the_default() -> None:
@@ -172,13 +156,18 @@ def test_a_wrong_file_is_said_before_anything_runs(old: str, new: str, why: str,
         read(tmp_path, TOML.replace(old, new))
 
 
-def test_an_edited_method_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cell's folder is named by the source of the user's code, too: its old results are not shown for the new one."""
+def test_a_cells_key_is_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source of the user's code is content, too: old results are not shown for an edited method."""
     monkeypatch.chdir(tmp_path)
     source = "from ntkfl.methods import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
     (tmp_path / "edited_method.py").write_text(source)
-    config = RunConfig(data={"dataset": "digits", "clients": 4}, method={"name": "edited_method:Mine"})
-    before = Cell("mine", config, tmp_path).key
-    assert Cell("mine", config, tmp_path).key == before
+    data = {"dataset": "digits", "clients": 4}
+
+    def key(label: str = "mine", name: str = "edited_method:Mine", lr: float = 0.1, **more: Any) -> str:
+        return Cell(label, RunConfig(data=data, method={"name": name, "lr": lr}, **more), tmp_path).key
+
+    before = key()
+    assert before == key("other label", rounds=99, stop_at=0.5)
+    assert len({before, key(seed=1), key(lr=0.2), key(name="fedavg")}) == 4
     (tmp_path / "edited_method.py").write_text(source + "    # another step\n")
-    assert Cell("mine", config, tmp_path).key != before
+    assert key() != before

@@ -52,10 +52,7 @@ def test_completion_offers_public_names_alone() -> None:
     """In a fresh interpreter, before and after submodules were imported."""
     program = "import ntkfl; a = dir(ntkfl); import ntkfl.cli, ntkfl.federation.simulation; print(a == dir(ntkfl), *a)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    same, *names = done.stdout.split()
-    assert same == "True"
-    assert names == sorted(ntkfl.__all__)
-    for name in names:
-        assert getattr(ntkfl, name) is not None
+    assert done.stdout.split() == ["True", *sorted(ntkfl.__all__)]
+    assert all(getattr(ntkfl, name) is not None for name in ntkfl.__all__)
     with pytest.raises(AttributeError, match="no attribute 'federate'"):
         ntkfl.federate  # noqa: B018

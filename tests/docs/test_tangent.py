@@ -1,4 +1,4 @@
-"""The recipes of docs/tangent.md and docs/api.md beyond what they assert themselves."""
+"""The recipe of data attribution in docs/tangent.md, beyond what it asserts itself."""
 
 from __future__ import annotations
 
@@ -13,22 +13,15 @@ from torch import Tensor, nn
 
 import ntkfl
 
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def blocks(page: str, heading: str) -> list[str]:
-    """The Python below a heading of that page."""
-    section = (DOCS / page).read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    found = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
-    assert found
-    return found
+PAGE = (Path(__file__).parents[2] / "docs" / "tangent.md").read_text()
 
 
 @pytest.fixture(scope="module")
 def attribution() -> dict[str, Any]:
     torch.manual_seed(0)
     names: dict[str, Any] = {"torch": torch, "nn": nn, "ntkfl": ntkfl}
-    (recipe,) = blocks("tangent.md", "Data attribution")
+    section = PAGE.partition("\n## Data attribution\n")[2].partition("\n## ")[0]
+    (recipe,) = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
     exec(compile(recipe, "tangent.md", "exec"), names)
     return names
 
@@ -63,12 +56,3 @@ def test_projections_are_of_the_gradients_where_p_rounds_to_one(attribution: dic
         spread = (2 / k) ** 0.5 * (g @ g.T).norm() / norms.square().sum()
         assert abs(phi.double().square().sum() / norms.square().sum() - 1) < 4 * spread
         assert torch.allclose(unsure.double(), 1 - p, rtol=1e-3, atol=1e-12)
-
-
-def test_the_api_page_shows_tangent_kernels_alone() -> None:
-    """Pasted without what stands above it."""
-    names: dict[str, Any] = {}
-    (block,) = blocks("api.md", "Tangent kernels")
-    exec(compile(block, "api.md", "exec"), names)
-    assert names["H"].shape == (50, 50)
-    assert names["outputs"].shape == (50, 10)

@@ -27,16 +27,25 @@ def run(name: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_quickstart_is_ten_lines_and_learns(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len((EXAMPLES / "quickstart.py").read_text().splitlines()) <= 10
-    accuracies = [float(a) for a in re.findall(r"round \d: ([\d.]+)%", run("quickstart.py", capsys))]
-    assert len(accuracies) == 5
-    assert accuracies[-1] > 90
-
-
-def test_backbone_is_fifteen_lines_and_needs_one_round(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len((EXAMPLES / "backbone.py").read_text().splitlines()) <= 15
-    assert float(re.search(r"one round: ([\d.]+)%", run("backbone.py", capsys))[1]) > 95  # type: ignore[index]
+@pytest.mark.parametrize(
+    ("name", "lines", "last", "least"),
+    [
+        ("quickstart", 10, "round 5", 90),
+        ("backbone", 15, "one round", 95),
+        ("own_method", 60, "weight", 75),
+        ("own_model", 60, "rounds", 60),
+    ],
+)
+def test_it_is_short_and_learns(
+    name: str, lines: int, last: str, least: float, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= lines
+    said = run(f"{name}.py", capsys)
+    assert float(re.search(rf"{last}: ([\d.]+)%", said)[1]) > least  # type: ignore[index]
+    if name == "own_model":
+        assert "Jacobian (73, 10, 839)" in said
+        assert "% of 355 test samples" in said
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()]  # it leaves nothing behind
 
 
 def test_hospitals(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -60,18 +69,6 @@ def test_consortium(capsys: pytest.CaptureFixture[str]) -> None:
     except NTKFLError:
         pytest.skip("needs Fashion-MNIST: ntkfl data fetch fashion-mnist")
     assert (fed.sizes, len(fed.test[1])) == ([2000] * 5, 10_000)
-
-
-def test_own_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    said = run("own_model.py", capsys)
-    assert float(re.search(r"rounds: ([\d.]+)%", said)[1]) > 60  # type: ignore[index]
-    assert "Jacobian (73, 10, 839)" in said
-    assert "% of 355 test samples" in said
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]  # it leaves nothing behind
-
-
-def test_own_method(capsys: pytest.CaptureFixture[str]) -> None:
-    assert float(re.search(r"weight: ([\d.]+)%", run("own_method.py", capsys))[1]) > 75  # type: ignore[index]
 
 
 def test_own_data(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,9 @@ import ntkfl
 from ntkfl.errors import MessageError, ModelError
 from ntkfl.methods import ClientRound, KfacFedAvg, Task
 from ntkfl.tangent import Sums
-from ntkfl.tangent.metric import Metric
+from ntkfl.tangent.flow import Metric
 from ntkfl.tangent.parameters import flatten
-from ntkfl.tangent.sums import SAMPLES
+from ntkfl.tangent.sums import GRADIENT, SAMPLES
 from tests.methods.rounds import play, small_clients, small_task
 
 
@@ -31,7 +31,7 @@ def gradient(task: Task, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 def metric_of(state: dict[str, Tensor], method: KfacFedAvg, w: Tensor) -> Metric:
     factors = {n.removeprefix("metric/"): t for n, t in state.items() if n.startswith("metric/")}
-    return Metric(Sums(factors | {SAMPLES: w.new_ones(())}), method.damping, w.numel())
+    return Metric(Sums(factors | {SAMPLES: w.new_ones(()), GRADIENT: torch.zeros_like(w)}), method.damping)
 
 
 @pytest.mark.parametrize("kl", [1e-4, 1e9])

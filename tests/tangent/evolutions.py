@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 import ntkfl
-from ntkfl.tangent.losses import find_loss
+from ntkfl.tangent.losses import AnyLoss, find_loss
 from tests.tangent.networks import build
 
 STEPS = (0.5, 3, 10, 40.25)
@@ -32,19 +33,26 @@ def theta(J: ntkfl.Jacobian, kernel: str) -> Tensor:
     return torch.kron(torch.einsum("ajd,bjd->ab", D, D) / d2, torch.eye(d2, dtype=D.dtype))
 
 
-def rk4(J: ntkfl.Jacobian, f0: Tensor, Y: Tensor, lr: float, t: float, loss: str, kernel: str) -> tuple[Tensor, Tensor]:
-    """Tight integration of f' = (η/N) Θ r and R' = r by the classical fourth-order method on the dense kernel."""
+def classical(slope: Callable[[Tensor], Tensor], state: Tensor, t: float, steps: int) -> Tensor:
+    """The state at time t, by the classical fourth-order method."""
+    h = t / steps
+    for _ in range(steps):
+        a = slope(state)
+        b = slope(state + h / 2 * a)
+        c = slope(state + h / 2 * b)
+        state = state + h / 6 * (a + 2 * b + 2 * c + slope(state + h * c))
+    return state
+
+
+def rk4(
+    J: ntkfl.Jacobian, f0: Tensor, Y: Tensor, lr: float, t: float, loss: AnyLoss, kernel: str
+) -> tuple[Tensor, Tensor]:
+    """Tight integration of f' = (η/N) Θ r and R' = r on the dense kernel: f(t), R(t)."""
     Theta, N = theta(J, kernel), len(f0)
-    n = max(200, math.ceil(20 * t * lr / N * float(torch.linalg.matrix_norm(Theta, 2))))
-    h = t / n
-    R = torch.zeros_like(f0)
 
-    def slope(R: Tensor) -> Tensor:
-        return find_loss(loss).residual(f0 + lr / N * (Theta @ R.reshape(-1)).view_as(f0), Y)
+    def outputs(R: Tensor) -> Tensor:
+        return f0 + lr / N * (Theta @ R.reshape(-1)).view_as(f0)
 
-    for _ in range(n):
-        a = slope(R)
-        b = slope(R + h / 2 * a)
-        c = slope(R + h / 2 * b)
-        R = R + h / 6 * (a + 2 * b + 2 * c + slope(R + h * c))
-    return f0 + lr / N * (Theta @ R.reshape(-1)).view_as(f0), R
+    steps = max(200, math.ceil(20 * t * lr / N * float(torch.linalg.matrix_norm(Theta, 2))))
+    R = classical(lambda R: find_loss(loss).residual(outputs(R), Y), torch.zeros_like(f0), t, steps)
+    return outputs(R), R

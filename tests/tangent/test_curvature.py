@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ntkfl.errors import ConfigError
 from ntkfl.tangent import Flow, Sums, curvature, curvature_sums, plan_jacobian
@@ -222,6 +224,32 @@ def test_the_curvature_that_a_step_meets(loss: str, monkeypatch: pytest.MonkeyPa
         for columns, kronecker in blocks(found, shaped):
             expected += float(change[columns] @ kronecker @ change[columns])
     assert factored == pytest.approx(expected, rel=1e-9)
+
+
+class Sine(torch.autograd.Function):
+    """Its backward pass is right, and cannot be differentiated; `said` says whether it says so."""
+
+    said: bool
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return once_differentiable(lambda ctx, g: g * x.cos())(ctx, g) if Sine.said else g.detach() * x.cos()
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_the_curvature_of_a_step_through_what_has_no_second_derivative(said: bool) -> None:
+    Sine.said = said
+    first, second = nn.Linear(4, 5), nn.Linear(5, 3)
+    model, x = Net(lambda m, x: m.b(Sine.apply(m.a(x))), a=first, b=second), torch.randn(6, 4).double()
+    C, change = gauss_newton(model, x, "ce"), torch.randn(43, dtype=torch.float64)
+    met = float(step_curvature(model, x, made_up(model, x), change, "ce", plan_jacobian(model, x))) / 6
+    assert met == pytest.approx(float(change @ C @ change), rel=1e-9)
 
 
 @pytest.mark.parametrize("loss", ["ce", "mse"])

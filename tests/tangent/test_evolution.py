@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.tangent.losses import per_sample, targets
 from ntkfl.tangent.parameters import call_with, flatten, unflatten
-from tests.tangent.evolutions import STEPS, problem, rk4
+from tests.tangent.evolutions import STEPS, classical, problem, rk4
 from tests.tangent.networks import build, mlp
 
 
@@ -113,13 +113,7 @@ class TestLinearModel:
             (g,) = torch.autograd.grad(per_sample(loss, call_with(model, unflatten(model, w), x), Y).mean(), w)
             return -lr * g
 
-        w, n = w0, 400
-        for _ in range(n):
-            h = t / n
-            a = velocity(w)
-            b = velocity(w + h / 2 * a)
-            c = velocity(w + h / 2 * b)
-            w = w + h / 6 * (a + 2 * b + 2 * c + velocity(w + h * c))
+        w = classical(velocity, w0, t, 400)
         e = ntkfl.evolve(ntkfl.jacobian(model, x), model(x).detach(), y, lr=lr, steps=[t], loss=loss, kernel=kernel)
         assert (w0 + e.delta(0) - w).norm() < 1e-3 * (w - w0).norm()
         assert (e.outputs[0] - call_with(model, unflatten(model, w), x)).norm() < 1e-3 * (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.errors import ConfigError, ModelError
 from ntkfl.privacy.sparsify import sparsify
-from ntkfl.tangent.jacobian import Jacobian, StackedJacobian
+from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.parameters import call_with, evaluating, flatten, trainable, unflatten
 from tests.tangent.networks import Tied, Twice, build, mlp
 
@@ -72,7 +72,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 class TestRows:
-    def test_mixed_forms(self) -> None:
+    def test_unlike_forms_become_dense(self) -> None:
         model, x = build("unknown layer")
         whole = ntkfl.jacobian(model, x)
         parts = [
@@ -80,7 +80,6 @@ class TestRows:
             for part, form in zip(x.split([2, 2, 3]), ["dense", "auto", "dense"], strict=True)
         ]
         J = ntkfl.concatenate(parts)
-        assert isinstance(J, StackedJacobian)
         delta, R = torch.randn(J.shape[2], dtype=torch.float64), torch.randn(J.shape[:2], dtype=torch.float64)
         for ours, truth in [
             (J.dense(), whole.dense()),
@@ -105,14 +104,12 @@ class TestRows:
             ntkfl.concatenate([])
 
 
-@pytest.mark.parametrize("form", ["factored", "dense", "sparse", "stacked", "tokens"])
+@pytest.mark.parametrize("form", ["factored", "dense", "sparse", "tokens"])
 class TestConveniences:
     def jacobian(self, form: str) -> ntkfl.Jacobian:
         model, x = build("deep tanh")
         if form == "sparse":
             return sparsify(ntkfl.jacobian(model, x), 0.5)
-        if form == "stacked":
-            return ntkfl.concatenate([ntkfl.jacobian(model, x[:3]), ntkfl.jacobian(model, x[3:], "dense")])
         if form == "tokens":
             return ntkfl.jacobian(
                 nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 3)).double(),
@@ -158,10 +155,8 @@ class TestRefusals:
         """(0, 1) would pick one output's derivatives of a tensor [N, d2, d]."""
         model, x = build("deep tanh")
         J = ntkfl.jacobian(model, x)
-        stacked = ntkfl.concatenate([J, ntkfl.jacobian(model, x, "dense")])
-        for some in (J, stacked):
-            with pytest.raises(ModelError, match=r"a Jacobian is indexed by rows only: use J\[\[0, 1\]\]"):
-                some[index]  # type: ignore[index]
+        with pytest.raises(ModelError, match=r"a Jacobian is indexed by rows only: use J\[\[0, 1\]\]"):
+            J[index]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
@@ -182,7 +177,7 @@ def test_gram_matrices_of_many_samples_are_those_of_all_derivatives(activation: 
     assert torch.equal(J.kernel(), J.kernel().T)
 
 
-@pytest.mark.parametrize("form", ["auto", "dense", "sparse", "stacked", "in parts"])
+@pytest.mark.parametrize("form", ["auto", "dense", "sparse"])
 def test_kernels_of_half_types_overflow_only_where_their_values_do(form: str) -> None:
     """Sums over ten outputs, and Gram matrices of inputs, leave float16's range (65,504); the kernel does not."""
     torch.manual_seed(0)
@@ -191,10 +186,6 @@ def test_kernels_of_half_types_overflow_only_where_their_values_do(form: str) ->
     J: Jacobian = ntkfl.jacobian(model, x, "dense" if form == "dense" else "auto")
     if form == "sparse":
         J = sparsify(J, 0.5)
-    if form == "stacked":
-        J = ntkfl.concatenate([J[:11], ntkfl.jacobian(model, x[11:], "dense")])
-    if form == "in parts":
-        J = StackedJacobian([J[at : at + 7] for at in range(0, 30, 7)])  # type: ignore[misc]
     half = J.to(torch.float16)
     expected = half.double().kernel()
     assert 65_504 / 2 < expected.diagonal().max() < 65_504  # twice the largest overflows as well

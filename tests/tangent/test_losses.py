@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.errors import ConfigError, NumericalError
 from ntkfl.tangent.losses import CrossEntropy, Loss, MeanSquared, check_loss, find_loss, loss_name, per_sample
+from tests.tangent.evolutions import problem, rk4
 
 
 @dataclass(frozen=True)
@@ -56,42 +57,13 @@ def test_derivatives_agree_with_autograd(loss: Loss) -> None:
     assert torch.allclose(R @ R.mT, H, atol=1e-12)
 
 
-def test_built_in_derivatives_are_those_that_their_values_have() -> None:
-    """The closed forms of `ce` and `mse` against the defaults of `Loss`, which know `value` alone."""
-    f, Y = made_up()
-    v = f.flip(0)
-    for loss in (CrossEntropy(), MeanSquared()):
-        for name, arguments in {"residual": (), "curvature_product": (v,)}.items():
-            own, derived = getattr(loss, name)(f, Y, *arguments), getattr(Loss, name)(loss, f, Y, *arguments)
-            assert torch.allclose(own, derived, atol=1e-12)
-        own, derived = loss.hessian_root(f, Y), Loss.hessian_root(loss, f, Y)
-        assert torch.allclose(own @ own.mT, derived @ derived.mT, atol=1e-12)
-
-
 @pytest.mark.parametrize("loss", [Huber(0.3), logistic])
 def test_the_flow_follows_the_loss(loss: Loss) -> None:
     """R(t) of `evolve` against fine Runge–Kutta steps of f' = (η/N) Θ r(f) in float64."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    x = torch.randn(7, 4, dtype=torch.float64)
-    J = ntkfl.jacobian(model, x)
-    with torch.no_grad():
-        f0 = model(x)
+    _, _, J, f0, _ = problem("deep tanh")
     Y = made_up(7)[1]
-    lr, end, count = 0.5, 30.0, 3000
-    evolution = ntkfl.evolve(J, f0, Y, lr, [end], loss, rtol=1e-6)
-    theta = J.dense().flatten(0, 1) @ J.dense().flatten(0, 1).T
-
-    def slope(R: Tensor) -> Tensor:
-        return find_loss(loss).residual(f0 + lr / 7 * (theta @ R.flatten()).view_as(R), Y)
-
-    R, h = torch.zeros_like(f0), end / count
-    for _ in range(count):
-        k1 = slope(R)
-        k2 = slope(R + h / 2 * k1)
-        k3 = slope(R + h / 2 * k2)
-        k4 = slope(R + h * k3)
-        R = R + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    _, R = rk4(J, f0, Y, 0.5, 30.0, loss, "full")
+    evolution = ntkfl.evolve(J, f0, Y, 0.5, [30.0], loss, rtol=1e-6)
     assert torch.allclose(evolution.residuals[0], R, rtol=1e-3, atol=1e-4 * float(R.abs().max()))
 
 

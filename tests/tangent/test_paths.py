@@ -119,3 +119,43 @@ def test_inputs_may_be_written_to_afterwards(chunk: int | None) -> None:
     with torch.no_grad():
         x.zero_()
     assert torch.equal(J.kernel(), H)
+
+
+class Loose(nn.Module):
+    """Parameters that no layer has, used in every way there is beside the samples x [N, T, 4]."""
+
+    def __init__(self, T: int) -> None:
+        super().__init__()
+        self.added, self.first = nn.Parameter(torch.randn(T, 4)), nn.Parameter(torch.randn(1, 1, 4))
+        self.sliced, self.taken = nn.Parameter(torch.randn(T, 4)), nn.Parameter(torch.randn(T, 4))
+        self.scale, self.mixed, self.out = (
+            nn.Parameter(torch.randn(4)),
+            nn.Parameter(torch.randn(4, 4)),
+            nn.Linear(4, 3),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        T = x.shape[1]
+        h = torch.tanh(x + self.added) + self.sliced[:T] + self.taken[torch.arange(T)]
+        h = torch.cat([self.first.expand(len(x), -1, -1), h * self.scale], 1)
+        return self.out(torch.tanh(h @ self.mixed).mean(1))
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("T", [1, 2, 3, 4, 8])
+def test_loose_parameters_however_many_samples_there_are(T: int, chunk: int | None) -> None:
+    """A copy for every sample where it broadcasts with them; `sliced[:T]` takes samples where it means positions, but
+    only where there are more samples than positions.
+    """
+    torch.manual_seed(0)
+    model = Loose(T).double()
+    plan = plan_jacobian(model, torch.randn(2, T, 4, dtype=torch.float64))
+    assert {"first", "mixed", *(["added"] if T > 1 else [])} <= {*plan.copied}  # [1, 4] could be a row of samples
+    assert "scale" in plan.left
+    layouts = set()
+    for N in (1, 2, 3, 4, 5, 8):
+        x = torch.randn(N, T, 4, dtype=torch.float64)
+        J = ntkfl.jacobian(model, x, plan=plan, chunk=chunk)
+        assert (J.dense() - autograd(model, x)).abs().max() < EXACT
+        layouts.add(J.layout)
+    assert len(layouts) == 1

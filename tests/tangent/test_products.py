@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkfl.tangent import products
+from ntkfl.tangent import blocks
 
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
 
@@ -25,7 +25,7 @@ def off(found: Tensor, a: Tensor, b: Tensor, row: Tensor | None = None) -> float
 def test_a_product_is_as_exact_as_its_sums(
     shape: tuple[int, int, int], dtype: torch.dtype, onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "by_onednn", lambda: onednn)
+    monkeypatch.setattr(blocks, "by_onednn", lambda: onednn)
     torch.manual_seed(0)
     M, K, N = shape
     a, b, row = torch.randn(M, K, dtype=dtype), torch.randn(N, K, dtype=dtype), torch.randn(N, dtype=dtype)
@@ -33,6 +33,6 @@ def test_a_product_is_as_exact_as_its_sums(
         (a, b, None), (a, b, row), (a.T.contiguous().T, b, row), (a, b.T.contiguous().T, None),
         (a.T.contiguous().T, b.T.contiguous().T, row), (a[M // 2 :], b[:1], None),
     ]:  # fmt: skip
-        assert off(products.times_transposed(left, right, added), left, right, added) < 1
-    square = products.row_products(a, a)
+        assert off(blocks.times_transposed(left, right, added), left, right, added) < 1
+    square = blocks.row_products(a, a)
     assert off(square, a, a) < 1

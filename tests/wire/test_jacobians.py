@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.errors import MessageError
-from ntkfl.tangent.jacobian import BlockJacobian
+from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.wire.jacobians import pack_jacobian, unpack_jacobian
 from ntkfl.wire.message import Message, join_rows, split_rows
 from tests.tangent.architectures import ARCHITECTURES, build
@@ -32,18 +32,17 @@ class Everything(nn.Module):
 
 
 @cache
-def everything(precision: torch.dtype = torch.float32) -> BlockJacobian:
+def everything(precision: torch.dtype = torch.float32) -> Jacobian:
     torch.manual_seed(0)
     J = ntkfl.jacobian(Everything().to(precision), torch.randint(0, 40, (4, 6)))
-    assert isinstance(J, BlockJacobian)
     return J
 
 
-def received(message: Message, J: ntkfl.tangent.Jacobian) -> BlockJacobian:
+def received(message: Message, J: ntkfl.tangent.Jacobian) -> Jacobian:
     return unpack_jacobian(Message.decode(message.encode()), J.shape[1], J.shape[2], torch.zeros(1, dtype=J.dtype))
 
 
-def assert_same(a: BlockJacobian, b: BlockJacobian) -> None:
+def assert_same(a: Jacobian, b: Jacobian) -> None:
     assert a.layout == b.layout
     assert [type(block) for block in a.blocks] == [type(block) for block in b.blocks]
     for left, right in zip(a.tensors(), b.tensors(), strict=True):
@@ -65,7 +64,6 @@ def test_every_architecture_survives_and_splits_by_sample(name: str) -> None:
             J = ntkfl.jacobian(model, x, form=form)
         except ntkfl.errors.ModelError:
             continue
-        assert isinstance(J, BlockJacobian)
         message = Message("rows", 3, pack_jacobian(J))
         assert_same(received(message, J), J)
         rows = split_rows(message.arrays)
@@ -79,13 +77,6 @@ def test_an_upload_costs_what_its_factors_weigh() -> None:
     sent = len(Message("rows", 1, pack_jacobian(J)).encode())
     numbers = 200 * (784 + 1000 + 100 + 100)
     assert numbers * 4 < sent < numbers * 4 + 300
-
-
-def test_mixed_forms_are_sent_in_parts() -> None:
-    model, x = ntkfl.models.mlp(6, 5, 3), torch.randn(4, 6)
-    J = ntkfl.concatenate([ntkfl.jacobian(model, x), ntkfl.jacobian(model, x, form="dense")])
-    with pytest.raises(MessageError, match="mixed forms"):
-        pack_jacobian(J)
 
 
 FIT = "do not fit the weights they claim"

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.privacy.projection import Projection
-from ntkfl.tangent.factored import FactoredBlock
-from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
+from ntkfl.tangent.blocks import FactoredBlock
+from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.parameters import column_slices, trainable
 
 Prior = tuple[Tensor, Tensor]  # mean [d1] and covariance [d1, d1], float64
@@ -30,16 +30,22 @@ _ENOUGH = 20  # coordinates that two rows must both tell before they are compare
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """A linear layer's place in the flat weights: ∂f/∂W [d2, n_out, n_in] at `weight`, ∂f/∂b [d2, n_out] at `bias`."""
+    """A linear layer out = W x + b [n_out], and the columns that W and b take of the network's weights [d]."""
 
     module: nn.Linear
     weight: slice
-    bias: slice | None
+    bias: slice
+
+    def matrices(self, vectors: Tensor) -> Tensor:
+        """Its columns of vectors [..., d] as the derivatives by [W, b], [..., n_out, n_in + 1]."""
+        W = vectors[..., self.weight].view(*vectors.shape[:-1], self.module.out_features, -1)
+        return torch.cat([W, vectors[..., self.bias].unsqueeze(-1)], -1)
 
 
 def linear_layers(model: nn.Module) -> list[LinearLayer]:
-    """The linear layers at the front of a perceptron: [flatten,] linear[, ReLU, linear]; [] for other networks. One
-    that the network holds twice, or whose weights are tied, is none of them: its derivative is a sum over its uses.
+    """The linear layers with a bias at the front of a perceptron: [flatten,] linear[, ReLU, linear]; [] for other
+    networks. One that the network holds twice, or whose weights are tied, is none of them: its derivative is a sum over
+    its uses.
     """
     slices = column_slices(trainable(model))
     held = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
@@ -47,9 +53,9 @@ def linear_layers(model: nn.Module) -> list[LinearLayer]:
     leaves = [(name, m) for name, m in leaves if not isinstance(m, nn.Flatten | nn.Identity | nn.Dropout)]
     layers: list[LinearLayer] = []
     for name, module in leaves[:3]:
-        prefix = f"{name}." if name else ""
-        if isinstance(module, nn.Linear) and f"{prefix}weight" in slices and held[id(module.weight)] == 1:
-            layers.append(LinearLayer(module, slices[f"{prefix}weight"], slices.get(f"{prefix}bias")))
+        weight, bias = (slices.get(f"{name}.{part}".lstrip(".")) for part in ("weight", "bias"))
+        if isinstance(module, nn.Linear) and weight and bias and held[id(module.weight)] == 1:
+            layers.append(LinearLayer(module, weight, bias))
         elif not (isinstance(module, nn.ReLU) and layers):
             break
     return layers
@@ -88,14 +94,12 @@ def invert(model: nn.Module, J: Jacobian, prior: Prior | None = None) -> Recover
     of rank one; its factored upload holds the picture itself.) `prior` is of public inputs, where inputs are not
     projected.
     """
-    if not isinstance(J, BlockJacobian):
-        return None
     first = J.blocks[0]
-    layers = linear_layers(model)
-    if isinstance(first, FactoredBlock) and first.a.is_floating_point():
+    if isinstance(first, FactoredBlock) and first.weight and first.weight.start == 0 and first.a.is_floating_point():
         x = first.a[:, 0] if first.a.shape[1] == 1 else first.a
         return Recovery.whole(x.flatten(1))
-    if not layers or layers[0].bias is None:
+    layers = linear_layers(model)
+    if not layers:
         return None
     parts = [_from_entries(layers, J[i : i + _AT_ONCE].dense(), prior) for i in range(0, len(J), _AT_ONCE)]
     return Recovery(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
@@ -103,55 +107,47 @@ def invert(model: nn.Module, J: Jacobian, prior: Prior | None = None) -> Recover
 
 def _from_entries(layers: list[LinearLayer], J: Tensor, prior: Prior | None) -> tuple[Tensor, Tensor, Tensor]:
     """(x, known, bound) from J [n, d2, d], in which entries that were not sent are zero."""
-    hidden, seen = None, None
-    if len(layers) > 1 and layers[1].bias is not None:
-        hidden, seen, _ = vote(layers[1], J, None)
-    x, known, g = vote(layers[0], J, _sensitivities(layers, J, hidden))
+    if len(layers) < 2:
+        x, known, g = vote(layers[0], J)
+        return x, known, _bound(J, known, g)
+    first, second = layers
+    hidden, seen, _ = vote(second, J)
+    readout = second.module.weight.detach() if second.module.out_features == J.shape[1] else None
+    sensitivities = None
+    if readout is not None:
+        # ∂f/∂(unit) is the readout's weight, which is public, for units that are on: those of which anything came.
+        on = first.matrices(J).ne(0).any(3).any(1) | (hidden > 0)
+        sensitivities = (readout * on.unsqueeze(1)).flatten(1).to(J)
+    x, known, g = vote(first, J, sensitivities)
+    bound = _bound(J, known, g)
+    rows = zip(x, known, bound, hidden, seen, strict=True)
+    return torch.stack([_refine(first, *row, prior) for row in rows]), known, bound
+
+
+def _bound(J: Tensor, known: Tensor, g: Tensor) -> Tensor:
+    """|x_j| < τ/max|g| of what was not sent, τ being the least value sent of the row: [n]; 0 where all is known."""
     threshold = J.abs().masked_fill(J == 0, float("inf")).amin((1, 2))
-    strongest = g.abs().amax(1)
-    bound = torch.where(known.all(1), 0.0, threshold / strongest.clamp_min(torch.finfo(g.dtype).tiny))
-    if hidden is not None and seen is not None and not bool(known.all()):
-        rows = zip(x, known, bound, hidden, seen, strict=True)
-        x = torch.stack([_refine(layers[0], *row, prior) for row in rows])
-    return x, known, bound
+    strongest = g.abs().amax(1).clamp_min(torch.finfo(g.dtype).tiny)
+    return torch.where(known.all(1), 0.0, threshold / strongest)
 
 
-def vote(layer: LinearLayer, J: Tensor, sensitivities: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def vote(layer: LinearLayer, J: Tensor, sensitivities: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """A linear layer's inputs a [n, n_in], which of them any entry tells, and g [n, d2·n_out], by least squares on the
     entries that are there: ∂f/∂[W, b] = g ⊗ [a, 1], with the last factor pinned. `sensitivities` are g where the
     weights give them. A row whose biases were all left out and whose g is not given has no scale: nothing is claimed.
     """
-    n, d2 = J.shape[:2]
-    many, inputs = layer.module.out_features, layer.module.in_features
-    W = J[:, :, layer.weight].reshape(n, d2 * many, inputs)
-    b = J[:, :, layer.bias].reshape(n, d2 * many)
-    there, pinned = (W != 0).to(W), (b != 0).to(b)
-    g = b if sensitivities is None else sensitivities
-    tiny = torch.finfo(W.dtype).tiny
+    entries = layer.matrices(J).flatten(1, 2)  # [n, d2·n_out, n_in + 1]
+    there, tiny = (entries != 0).to(J), torch.finfo(J.dtype).tiny
+    g = entries[:, :, -1] if sensitivities is None else sensitivities
     for _ in range(_SWEEPS):
-        weight = torch.bmm(g.square().unsqueeze(1), there).squeeze(1)  # Σ g² over the entries of a coordinate
-        a = torch.bmm(g.unsqueeze(1), W).squeeze(1) / weight.clamp_min(tiny)
+        weight = torch.einsum("nu,nui->ni", g.square(), there)  # Σ g² over the entries of a coordinate
+        a = torch.einsum("nu,nui->ni", g, entries) / weight.clamp_min(tiny)
+        a[:, -1] = 1
         if sensitivities is not None or bool((g.ne(0) | (there.sum(2) == 0)).all()):
             break  # every row that was sent has its g: nothing left to complete
-        square = pinned + torch.bmm(there, a.square().unsqueeze(2)).squeeze(2)
-        product = b + torch.bmm(W, a.unsqueeze(2)).squeeze(2)
+        square, product = (torch.einsum("nui,ni->nu", m, v) for m, v in ((there, a.square()), (entries, a)))
         g = torch.where(square > 0, product / square.clamp_min(tiny), 0.0)
-    return a, weight > 0, g
-
-
-def _sensitivities(layers: list[LinearLayer], J: Tensor, hidden: Tensor | None) -> Tensor | None:
-    """g of the first of two layers, [n, d2·n_out]: the second's weights, for units that are on. The weights are public,
-    and a unit of which anything but zero came is on.
-    """
-    n, d2 = J.shape[:2]
-    if len(layers) < 2 or hidden is None or layers[1].module.out_features != d2:
-        return None
-    many = layers[0].module.out_features
-    came = J[:, :, layers[0].weight].reshape(n, d2, many, -1).ne(0).any(3).any(1) | (hidden > 0)
-    if layers[0].bias is not None:
-        came |= J[:, :, layers[0].bias].ne(0).any(1)
-    readout = layers[1].module.weight.detach()  # [d2, n_out]
-    return (readout.unsqueeze(0) * came.unsqueeze(1).to(J)).reshape(n, d2 * many)
+    return a[:, :-1], weight[:, :-1] > 0, g
 
 
 def _refine(
@@ -162,37 +158,37 @@ def _refine(
     The posterior mean of a Gaussian: that of public inputs given the known coordinates, or, without, one of the
     variance of a uniform within ±bound. What it says beyond the bound is cut off.
     """
-    on = seen & (hidden > 0)
-    limit = float(bound)
-    if bool(known.all()) or limit == 0:
+    on, limit = seen & (hidden > 0), float(bound)
+    if limit == 0:
         return x
-    mean, covariance = _given(prior, x, known, limit)
+    given = _given(prior, x, known, limit)
     W, b = layer.module.weight.detach()[on].double(), layer.module.bias.detach()[on].double()
-    A = W[:, ~known]
-    rest = hidden[on].double() - b - W[:, known] @ x[known].double() - A @ mean
+    rest = hidden[on].double() - b - W[:, known] @ x[known].double()
     # Values may have been rounded, by a hundredth at most: so much of the equation's terms is noise.
     noise = (0.01 * hidden[on].double()).square() + (W[:, known] * (0.005 * x[known])).square().sum(1)
-    gain = covariance @ A.T
-    found = mean + gain @ torch.linalg.solve(A @ gain + torch.diag(noise + 1e-12), rest)
     out = x.clone()
-    out[~known] = found.clamp(-limit, limit).to(x)
+    out[~known] = _posterior(given, W[:, ~known], rest.unsqueeze(0), noise + 1e-12)[0].clamp(-limit, limit).to(x)
     return out
 
 
-def _given(prior: Prior | None, x: Tensor, known: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of the unknown coordinates, given the known ones."""
-    unknown = ~known
-    count = int(unknown.sum())
-    if prior is None:
-        variance = min(limit, 1e3) ** 2 / 3
-        return torch.zeros(count, dtype=torch.float64), variance * torch.eye(count, dtype=torch.float64)
+def _posterior(prior: Prior, A: Tensor, y: Tensor, noise: Tensor) -> Tensor:
+    """E[x | A x + N(0, diag(noise)) = y] with x from the prior: [n, d1] for A [k, d1], y [n, k] and noise [k]."""
     mean, covariance = prior
-    if not bool(known.any()):
-        return mean, covariance
-    inner = covariance[known][:, known] + 1e-4 * torch.eye(int(known.sum()), dtype=torch.float64)
-    gain = torch.linalg.solve(inner, covariance[known][:, unknown]).T
-    given = mean[unknown] + gain @ (x[known].double() - mean[known])
-    return given, covariance[unknown][:, unknown] - gain @ covariance[known][:, unknown]
+    gain = covariance @ A.T
+    found: Tensor = mean + torch.linalg.solve(A @ gain + torch.diag(noise), (y - mean @ A.T).T).T @ gain.T
+    return found
+
+
+def _given(prior: Prior | None, x: Tensor, known: Tensor, limit: float) -> Prior:
+    """Mean and covariance of the unknown coordinates, given the known ones."""
+    if prior is None:
+        mean = torch.zeros(int((~known).sum()), dtype=torch.float64)
+        return mean, min(limit, 1e3) ** 2 / 3 * torch.eye(len(mean), dtype=torch.float64)
+    mean, covariance = prior
+    across = covariance[known][:, ~known]
+    inner = covariance[known][:, known] + 1e-4 * torch.eye(len(across), dtype=torch.float64)
+    gain = torch.linalg.solve(inner, across).T
+    return mean[~known] + gain @ (x[known].double() - mean[known]), covariance[~known][:, ~known] - gain @ across
 
 
 def gaussian_prior(public: Tensor) -> Prior:
@@ -206,11 +202,6 @@ def lift(z: Tensor, projection: Projection, public: Tensor, noise: float = 1e-4)
     """x [n, d1] behind z = scale·x P given P: the posterior mean under the Gaussian of public inputs, which is
     ridge regression with their covariance.
     """
-    P = projection.matrix.double() * projection.scale
-    mean, covariance = gaussian_prior(public)
-    z = z.double()
-    gain = covariance @ P
-    inner = P.T @ gain
-    inner = inner + noise * inner.diagonal().mean() * torch.eye(len(inner), dtype=torch.float64)
-    x: Tensor = mean + torch.linalg.solve(inner, (z - mean @ P).T).T @ gain.T
-    return x.to(public)
+    A, prior = (projection.matrix.double() * projection.scale).T, gaussian_prior(public)
+    variances = ((A @ prior[1]) * A).sum(1)
+    return _posterior(prior, A, z.double(), noise * variances.mean().expand(len(A))).to(public)

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,10 +30,10 @@ from ntkfl.data import Federated, from_clients
 from ntkfl.errors import ConfigError
 from ntkfl.extras import missing
 from ntkfl.federation.client import honest
-from ntkfl.federation.config import RunConfig, build_model, load_data
-from ntkfl.federation.simulation import Simulation
+from ntkfl.federation.config import RunConfig, load_data
+from ntkfl.federation.simulation import Simulation, simulation_of
 from ntkfl.methods import ClientRound, Method, Task
-from ntkfl.methods.base import Outgoing, adds_noise
+from ntkfl.methods.base import Outgoing
 from ntkfl.methods.replies import Reply
 from ntkfl.methods.sums.noisy_sums import NoisySums
 from ntkfl.privacy.randomness import Randomness
@@ -49,7 +49,6 @@ except ImportError:
 CONFIDENCE = 0.95
 _SCALE = 30.0  # inputs of canaries, in deviations of the data's: gradients beyond any clip
 Batch = tuple[Tensor, Tensor]
-Arrays = dict[str, Tensor]
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 Coins = NDArray[np.bool_]
@@ -93,35 +92,24 @@ class CanaryFinding:
         )
 
 
-def audit_canaries(
-    config: RunConfig, canaries: int = 200, seed: int = 0, data: Federated | None = None
-) -> CanaryFinding:
+def audit_canaries(config: RunConfig, canaries: int = 200, seed: int = 0) -> CanaryFinding:
     """Train the configuration once with canaries, and attack it. Costs the training three times over at most, a pass of
     every canary a round, and `canaries` × d numbers.
     """
     method, privacy = config.built_method, config.settled[0]
-    if not adds_noise(method) or privacy.epsilon is None:
+    if not isinstance(method, NoisySums) or privacy.epsilon is None:
         raise ConfigError(f"canaries test a promise of ε, and {method.name} makes none here: set epsilon")
-    method = cast(NoisySums, method)
-    data = data or load_data(config)
+    data = load_data(config)
     data = data.hold_out(config.hold_out, seed=config.seed)[0] if config.hold_out else data
     coins = np.random.default_rng(seed).random(canaries) < 0.5
     planted, owners = _planted(data, canaries, seed), np.arange(canaries) % len(data)
-    simulation = Simulation(
-        build_model(config, data),
-        _with_canaries(data, planted, owners, coins),
-        method,
-        clients_per_round=config.with_cohort(len(data)).clients_per_round,
-        seed=config.seed,
-        privacy=config.privacy,
-        robust=config.robust,
-    )
-    attacker = _Attacker(cast(NoisySums, simulation.method), simulation, planted, owners, coins, data.sizes)
+    played = config.model_copy(update={"hold_out": 0, "byzantine": None, "repeatable": True})
+    simulation = simulation_of(played, _with_canaries(data, planted, owners, coins))
+    attacker = _Attacker(simulation, planted, owners, data.sizes)
     simulation.clients.respond, simulation.clients.listener = attacker.respond, attacker
     simulation.run(config.rounds, callbacks=[])
     budget, scores, error = method.budget(simulation.task), attacker.scores(), (1 - CONFIDENCE) / 2
     assert budget is not None
-    gaussian = gaussian_bound(scores, coins, privacy.delta, error) if privacy.sampling_rate == 1 else None
     return CanaryFinding(
         method=method.name,
         rounds=config.rounds,
@@ -130,7 +118,7 @@ def audit_canaries(
         canaries=canaries,
         correct=int(((scores > 0) == coins).sum()),
         one_run=one_run_bound(scores, coins, privacy.delta, error),
-        gaussian=gaussian,
+        gaussian=gaussian_bound(scores, coins, privacy.delta, error) if privacy.sampling_rate == 1 else None,
     )
 
 
@@ -183,8 +171,8 @@ def _planted(data: Federated, count: int, seed: int) -> Batch:
     """x [count, …] and y of records far from all others: signs at random, or tokens, with any label."""
     draws, (x, y) = torch.Generator().manual_seed(seed), data.test
     if x.is_floating_point():
-        sizes = _SCALE * x.std().clamp_min(1e-3)
-        new = sizes * (2.0 * torch.randint(0, 2, (count, *x.shape[1:]), generator=draws) - 1)
+        signs = 2.0 * torch.randint(0, 2, (count, *x.shape[1:]), generator=draws) - 1
+        new = _SCALE * x.std().clamp_min(1e-3) * signs
     else:
         new = torch.randint(0, int(x.max()) + 1, (count, *x.shape[1:]), generator=draws)
     if data.classes is None:
@@ -194,12 +182,12 @@ def _planted(data: Federated, count: int, seed: int) -> Batch:
 
 def _with_canaries(data: Federated, planted: Batch, owners: Ids, coins: Coins) -> Federated:
     """The clients with the canaries that are in, after their own records."""
-    clients = [data.client(number) for number in range(len(data))]
-    for number, (x, y) in enumerate(clients):
+    clients, (x, y) = [], planted
+    for number in range(len(data)):
         mine = torch.from_numpy((owners == number) & coins)
-        clients[number] = torch.cat([x, planted[0][mine]]), torch.cat([y, planted[1][mine]])
-    tokens = not planted[0].is_floating_point()
-    return from_clients(clients, test=data.test, classes=data.classes, tokens=tokens)
+        own = data.client(number)
+        clients.append((torch.cat([own[0], x[mine]]), torch.cat([own[1], y[mine]])))
+    return from_clients(clients, test=data.test, classes=data.classes, tokens=not x.is_floating_point())
 
 
 class _Attacker:
@@ -207,14 +195,13 @@ class _Attacker:
     contributions V_t, and b [m] is Σ_t V_tᵀ (r_t − V_t ½), of all rounds so far.
     """
 
-    def __init__(
-        self, method: NoisySums, simulation: Simulation, planted: Batch, owners: Ids, coins: Coins, sizes: Sequence[int]
-    ) -> None:
-        self.method, self.task, self.owners, self.sizes = method, simulation.task, owners, sizes
+    def __init__(self, simulation: Simulation, planted: Batch, owners: Ids, sizes: Sequence[int]) -> None:
+        assert isinstance(simulation.method, NoisySums)
+        self.method, self.task, self.owners, self.sizes = simulation.method, simulation.task, owners, sizes
         self.planted = simulation.clients.place(planted)
         self.quiet = copy.copy(self.task)  # the same network and settings without noise
         self.quiet.privacy = self.task.privacy.model_copy(update={"epsilon": None})
-        self.K, self.b = np.zeros((len(coins), len(coins))), np.zeros(len(coins))
+        self.K, self.b = np.zeros((len(owners), len(owners))), np.zeros(len(owners))
         self.square, self.numbers = 0.0, 0  # Σ_t ‖r_t − V_t ½‖², and how many numbers that is of
         self.heard = 0  # the last round whose total came
 
@@ -224,25 +211,30 @@ class _Attacker:
         if question.round == self.heard:
             raise ConfigError(f"{self.method.name} asks more than once a round: canaries know one question")
         self.question, self.cohort = question, list(cohort)
-        self.known, self.added = dict[int, Arrays](), dict[int, Arrays]()
+        self.known: list[Tensor] = []  # of each client what the attacker knows of its contribution
 
-    def without_noise(self, client: ClientRound) -> Arrays:
-        """What a client with these records contributes, as numbers in float64."""
-        reply = self.method.answer(self.quiet, self.question, client)
-        return {name: array.double().cpu() for name, array in reply.arrays.items()}
+    def in_noises(self, arrays: Mapping[str, Tensor]) -> Tensor:
+        """All numbers of a reply or a total, in deviations of the noise that ε counts on: float64 [numbers]."""
+        wide = self.method.widths(self.task, {name: array.numel() for name, array in arrays.items()})
+        shares = math.sqrt(self.task.privacy.noise_clients)
+        return torch.cat([arrays[name].double().flatten() / (shares * wide[name]) for name in sorted(arrays)])
+
+    def without_noise(self, client: ClientRound, records: Batch) -> Tensor:
+        """What the client would contribute with these records."""
+        own = ClientRound(client.id, *records, client.randomness, dict(client.memory))
+        return self.in_noises(self.method.answer(self.quiet, self.question, own).arrays)
 
     def respond(self, method: Method, task: Task, question: Message, client: ClientRound) -> Reply:
         """A client's reply, and beside it what the attacker knows: what the client sends without canaries, with its
         noise where ε does not count on that.
         """
-        known = with_all = self.without_noise(client)
-        if (n := self.sizes[client.id]) < len(client):
-            own = ClientRound(client.id, client.x[:n], client.y[:n], client.randomness, dict(client.memory))
-            known = self.without_noise(own)
+        n = self.sizes[client.id]
+        known = self.without_noise(client, (client.x[:n], client.y[:n]))
+        with_all = self.without_noise(client, (client.x, client.y))
         reply = honest(method, task, question, client)
         if client.id not in self.cohort[: task.privacy.noise_clients]:
-            known = {name: known[name] + reply.arrays[name].double().cpu() - with_all[name] for name in known}
-        self.known[client.id] = known
+            known = known + self.in_noises(reply.arrays) - with_all
+        self.known.append(known)
         return reply
 
     def sent(self, client: int, message: Message) -> None:
@@ -251,21 +243,12 @@ class _Attacker:
     def answered(self, replies: Sequence[Reply]) -> None:
         """The round's total: add what it says of the canaries."""
         total, self.heard = self.method.total(self.task, list(replies)), self.question.round  # type: ignore[arg-type]
-        for i in np.flatnonzero(np.isin(self.owners, self.cohort)):
-            record = ClientRound(0, self.planted[0][i : i + 1], self.planted[1][i : i + 1], Randomness(bytes(32)))
-            self.added[int(i)] = self.without_noise(record)
-        if not self.added:
+        (at,) = np.isin(self.owners, self.cohort).nonzero()
+        if not len(at):
             return
-        wide = self.method.widths(self.task, {name: a.numel() for name, a in total.items()})
-        shares = math.sqrt(self.task.privacy.noise_clients)
-
-        def in_noises(arrays: Arrays) -> Tensor:
-            """All numbers in deviations of the noise that ε counts on."""
-            return torch.cat([arrays[name].reshape(-1) / (shares * wide[name]) for name in sorted(total)])
-
-        at = np.array(sorted(self.added))
-        V = torch.stack([in_noises(self.added[int(i)]) for i in at])
-        rest = in_noises(total) - torch.stack([in_noises(known) for known in self.known.values()]).sum(0) - V.sum(0) / 2
+        (x, y), alone = self.planted, ClientRound(0, *self.planted, Randomness(bytes(32)))
+        V = torch.stack([self.without_noise(alone, (x[i : i + 1], y[i : i + 1])) for i in at])
+        rest = self.in_noises(total) - torch.stack(self.known).sum(0) - V.sum(0) / 2
         self.K[np.ix_(at, at)] += (V @ V.T).numpy()
         self.b[at] += (V @ rest).numpy()
         self.square += float(rest.square().sum())

@@ -1,4 +1,4 @@
-"""What an attack found: numbers, the same number for a guess, and one sentence; and the measures of nearness."""
+"""What an attack found: numbers, the same number for a guess, and a sentence; and the measures of nearness."""
 
 from __future__ import annotations
 
@@ -22,22 +22,27 @@ ROLES = {
 }
 
 
+# Of each measure its value when everything is recovered, so that larger and smaller need no convention, and a sentence.
+MEASURES = {
+    "SSIM": (1.0, "Pictures come back with an SSIM of {mean:.2f} (a guess by the label: {guess:.2f})."),
+    "best SSIM": (1.0, "The best of the drawn pictures has an SSIM of {mean:.2f} (a guess: {guess:.2f})."),
+    "relative error": (0.0, "Recovered but for {mean:.1%} of their size (a guess: {guess:.1%})."),
+    "accuracy": (1.0, "{mean:.0%} of them are right (a guess: {guess:.0%})."),
+    "overlap": (1.0, "The class mix is known to {mean:.0%} (an even guess: {guess:.0%})."),
+    "advantage": (1.0, "Members are told from others with an advantage of {mean:.3f} (0 is guessing, 1 is certainty)."),
+}
+
+
 @dataclass(frozen=True)
 class Finding:
-    """One attack by one role. `values` has one number per trial (an image, a seed), `guess` the same for guessing.
-
-    `perfect` is the measure's value when everything is recovered (1 for SSIM and accuracy, 0 for a relative error), so
-    that larger and smaller need no convention.
-    """
+    """One attack by one role. `values` has one number per trial (an image, a seed), `guess` the same for guessing."""
 
     attack: str
     role: str  # a key of ROLES
     recovers: str  # what it claims to recover, e.g. "inputs"
-    measure: str  # e.g. "SSIM", "accuracy", "relative error"
-    values: tuple[float, ...]
+    measure: str  # a key of MEASURES
+    values: list[float]
     guess: float
-    perfect: float = 1.0
-    says: str = ""  # one plain sentence
     details: dict[str, Any] = field(default_factory=dict)  # more measures, plain numbers
 
     @property
@@ -53,12 +58,13 @@ class Finding:
     @property
     def success(self) -> float:
         """How far from guessing (0) to recovering everything (1), clipped to that range."""
-        gain = self.perfect - self.guess
+        gain = MEASURES[self.measure][0] - self.guess
         return 0.0 if gain == 0 else min(1.0, max(0.0, (self.mean - self.guess) / gain))
 
     def dump(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return asdict(self) | {"mean": self.mean, "spread": self.spread, "success": self.success}
+        says = MEASURES[self.measure][1].format(mean=self.mean, guess=self.guess)
+        return asdict(self) | {"mean": self.mean, "spread": self.spread, "success": self.success, "says": says}
 
 
 # -- Measures ----------------------------------------------------------------------------------------------------------
@@ -94,11 +100,10 @@ def relative_error(original: Tensor, recovered: Tensor) -> Tensor:
 
 def guesses(public: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
     """The public mean input of each label in `labels`, [n, ...]; of all where a label is unknown."""
-    x, y = public
-    everything = x.mean(0)
+    (x, y), everything = public, public[0].mean(0)
     if y.is_floating_point():
         return everything.expand(len(labels), *x.shape[1:])
-    means = {c: x[y == c].mean(0) for c in sorted(set(y.tolist()))}
+    means = {int(c): x[y == c].mean(0) for c in torch.unique(y)}
     return torch.stack([means.get(int(c), everything) for c in labels])
 
 
@@ -117,5 +122,4 @@ def mix_finding(attack: str, role: str, shares: Tensor, labels: list[Tensor]) ->
     truth = torch.stack([mix(y, shares.shape[1]) for y in labels])
     values = overlap(shares, truth)
     guess = float(overlap(torch.full_like(truth, 1 / shares.shape[1]), truth).mean())
-    says = f"The class mix is known to {float(values.mean()):.0%} (an even guess: {guess:.0%})."
-    return Finding(attack, role, "labels", "overlap", tuple(values.tolist()), guess, 1.0, says)
+    return Finding(attack, role, "labels", "overlap", values.tolist(), guess)

@@ -12,21 +12,19 @@ from the other, so that a model that knows nothing scores zero and not the best 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ntkfl.audit.capture import Capture
+from ntkfl.audit.capture import Capture, Records
 from ntkfl.audit.finding import Finding
-from ntkfl.data import Federated
 from ntkfl.methods import Task
 from ntkfl.methods.ntk_fl import TangentRows
 from ntkfl.methods.replies import Rows
 
 FALSE_ALARMS = (0.001, 0.01)
 _TRIALS = 5  # draws of records and of halves, an advantage each
-Records = tuple[Tensor, Tensor]  # x as the network takes it, y
 
 
 def advantage(members: Tensor, others: Tensor, seed: int) -> float:
@@ -66,15 +64,13 @@ def matched(members: Records, others: Records, seed: int) -> tuple[Records, Reco
     """As many of each class from both, drawn at random; all of both where targets are no classes."""
     if members[1].is_floating_point():
         return members, others
-    draws = torch.Generator().manual_seed(seed)
-    picked: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for c in sorted(set(members[1].tolist())):
+    draws, picked = torch.Generator().manual_seed(seed), []
+    for c in torch.unique(members[1]):
         places = [(y == c).nonzero()[:, 0] for _, y in (members, others)]
         count = min(map(len, places))
-        for chosen, own in zip(picked, places, strict=True):
-            chosen.append(own[torch.randperm(len(own), generator=draws)[:count]])
-    first, second = (torch.cat(own) for own in picked)
-    return (members[0][first], members[1][first]), (others[0][second], others[1][second])
+        picked.append([own[torch.randperm(len(own), generator=draws)[:count]] for own in places])
+    a, b = (torch.cat(own) for own in zip(*picked, strict=True))
+    return (members[0][a], members[1][a]), (others[0][b], others[1][b])
 
 
 def by_scores(attack: str, role: str, members: Tensor, others: Tensor, seed: int) -> Finding:
@@ -89,66 +85,48 @@ def by_loss(
     pairs = [matched(members, others, seed + trial) for trial in range(_TRIALS)]
     if min(len(y) for pair in pairs for _, y in pair) < 4:
         return []
-    scores = [[-_losses(task, weights, each) for each in pair] for pair in pairs]
-    return [_finding(f"membership by loss, {on}", role, [(a, b) for a, b in scores], seed)]
+    return [_finding(f"membership by loss, {on}", role, [_fits(task, weights, pair) for pair in pairs], seed)]
 
 
 def attack(capture: Capture, seed: int = 0) -> list[Finding]:
     """By the curious aggregator: on the weights that the round ended with, and on clients' local models where it
     receives such. Empty where clients send their samples, of which it has all.
     """
-    samples = issubclass(capture.reply, Rows) and not issubclass(capture.reply, TangentRows)
-    if capture.public is None or samples:
+    if issubclass(capture.reply, Rows) and not issubclass(capture.reply, TangentRows):
         return []
-    members, others = records(capture)
-    role, after = capture.asker, capture.after.to(capture.weights)
-    found = by_loss(capture.task, after, members, others, role=role, on="the round's new weights", seed=seed)
-    values = []
-    for upload, own in zip(capture.uploads, capture.truth, strict=False):
-        model = None if capture.sent_by else capture.local_model(upload)
-        if model is not None:
-            a, b = (-_losses(capture.task, model[0], each) for each in matched(own, others, seed))
-            values.append(advantage(a, b, seed))
-    if values:
-        found.append(_named("membership by loss, each client's model", role, values, {}))
+    task, others, role = capture.task, capture.others, capture.asker
+    after = capture.after.to(capture.weights)
+    found = by_loss(task, after, capture.members, others, role=role, on="the round's new weights", seed=seed)
+    local = [] if capture.order is not None else map(capture.local_model, capture.uploads)
+    trials = [
+        _fits(task, trained[0], matched(own, others, seed))
+        for trained, own in zip(local, capture.truth, strict=False)
+        if trained
+    ]
+    if trials:
+        found.append(replace(_finding("membership by loss, each client's model", role, trials, seed), details={}))
     return found
 
 
-def on_final_model(
-    capture: Capture, final: Tensor, fed: Federated, clients: Sequence[int], seed: int = 0
-) -> list[Finding]:
-    """By an outsider who was given the final model (weights [d], with the projection where there is one): was a record
-    among those of the `clients` that took part in any round?
+def on_final_model(capture: Capture, final: Tensor, clients: Sequence[int], seed: int = 0) -> list[Finding]:
+    """By an outsider who was given the final model, with the projection where there is one: was a record among those of
+    the `clients` that took part in any round? `final` begins with the weights [d].
     """
-    if capture.public is None:
-        return []
-    batches = [fed.client(i) for i in clients]
-    members = capture.placed(torch.cat([x for x, _ in batches])), torch.cat([y for _, y in batches])
-    others = records(capture)[1]
-    final = final.to(capture.weights)
-    return by_loss(capture.task, final, members, others, role="outsider", on="the final model", seed=seed)
+    xs, ys = zip(*(capture.clients.place(capture.clients.fed.client(i)) for i in clients), strict=True)
+    members, weights = (torch.cat(xs), torch.cat(ys)), final[: capture.weights.numel()].to(capture.weights)
+    return by_loss(capture.task, weights, members, capture.others, role="outsider", on="the final model", seed=seed)
 
 
-def records(capture: Capture) -> tuple[Records, Records]:
-    """All records of the round, and public ones, as the network takes them."""
-    assert capture.public is not None
-    xs, ys = zip(*capture.truth, strict=True)
-    return (torch.cat(xs), torch.cat(ys)), (capture.placed(capture.public[0]), capture.public[1])
-
-
-def _losses(task: Task, weights: Tensor, each: Records) -> Tensor:
-    return task.losses(task.predict(weights, each[0]), each[1])
+def _fits(task: Task, weights: Tensor, pair: Sequence[Records]) -> tuple[Tensor, Tensor]:
+    """How well weights [d] fit each of two sets of records: −loss, [n] each."""
+    a, b = (-task.losses(task.predict(weights, x), y) for x, y in pair)
+    return a, b
 
 
 def _finding(attack: str, role: str, trials: Sequence[tuple[Tensor, Tensor]], seed: int) -> Finding:
     """The advantage of each trial, with halves of its own; more measures of the first."""
     members, others = trials[0]
-    details: dict[str, Any] = {f"TPR at {rate:.1%} FPR": recall(members, others, rate) for rate in FALSE_ALARMS}
+    details = {f"TPR at {rate:.1%} FPR": recall(members, others, rate) for rate in FALSE_ALARMS}
     details |= {"AUC": area(members, others), "members": len(members)}
-    return _named(attack, role, [advantage(a, b, seed + i) for i, (a, b) in enumerate(trials)], details)
-
-
-def _named(attack: str, role: str, values: Sequence[float], details: dict[str, Any]) -> Finding:
-    mean = sum(values) / len(values)
-    says = f"Members are told from others with an advantage of {mean:.3f} (0 is guessing, 1 is certainty)."
-    return Finding(attack, role, "who was trained on", "advantage", tuple(values), 0.0, 1.0, says, details)
+    values = [advantage(a, b, seed + i) for i, (a, b) in enumerate(trials)]
+    return Finding(attack, role, "who was trained on", "advantage", values, 0.0, details)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,21 +25,20 @@ ATTACKS: dict[str, Callable[[Capture, int], list[Finding]]] = {
 
 @dataclass(frozen=True)
 class Study:
-    """What was found in one round of one configuration. `verdicts` has a sentence for each role."""
+    """What was found in one round of one configuration."""
 
     capture: Capture
     findings: list[Finding]
-    verdicts: dict[str, str]
     seconds: float
-    settings: dict[str, Any] = field(default_factory=dict)
 
     def dump(self) -> dict[str, Any]:
         """Plain values for JSON."""
+        config = self.capture.config
         return {
             "round": self.capture.round,
             "clients": len(self.capture.cohort),
-            "settings": self.settings,
-            "verdicts": self.verdicts,
+            "settings": {"method": self.capture.method.name, "dataset": config.data.dataset, "seed": config.seed},
+            "verdicts": verdicts(self.capture, self.findings),
             "findings": [finding.dump() for finding in self.findings],
             "seconds": round(self.seconds, 1),
             "ntkfl": __version__,
@@ -49,45 +48,37 @@ class Study:
 
 
 def study(
-    capture: Capture,
-    *,
-    seed: int = 0,
-    say: Callable[[str], None] = lambda line: None,
-    settings: dict[str, Any] | None = None,
-    more: Sequence[Finding] = (),
+    capture: Capture, *, seed: int = 0, say: Callable[[str], None] = lambda line: None, more: Sequence[Finding] = ()
 ) -> Study:
     """Run every attack that applies; `say` hears which is under way. `more` are findings on something else than the
     round, the final model say.
     """
-    began = time.perf_counter()
-    found: list[Finding] = []
+    began, found = time.perf_counter(), list[Finding]()
     for name in ("sums",) if capture.masked else ATTACKS:  # nothing else is of a total
         say(name)
         found += ATTACKS[name](capture, seed)
-    found += more
-    return Study(capture, found, verdicts(capture, found), time.perf_counter() - began, dict(settings or {}))
+    return Study(capture, [*found, *more], time.perf_counter() - began)
 
 
 def verdicts(capture: Capture, findings: Sequence[Finding]) -> dict[str, str]:
-    """One line a role: the worst it does, in plain words."""
+    """A line for each role: the most it learns of each thing, in plain words."""
     lines = {}
     for role in ROLES:
-        worst: dict[str, Finding] = {}
+        most: dict[str, Finding] = {}
         for f in findings:
-            if f.role == role and (f.recovers not in worst or f.success > worst[f.recovers].success):
-                worst[f.recovers] = f
+            if f.role == role and (f.recovers not in most or f.success > most[f.recovers].success):
+                most[f.recovers] = f
         parts = [
-            f"{_amount(f)} of {f.recovers} ({f.attack}: {f.measure} {f.mean:.2f}, a guess {f.guess:.2f})"
-            for f in worst.values()
+            f"{_amount(f.success)} of {f.recovers} ({f.attack}: {f.measure} {f.mean:.2f}, a guess {f.guess:.2f})"
+            for f in most.values()
         ]
         besides = "besides what the aggregator does, " if "+" in role else ""
         lines[role] = f"learns {besides}{'; '.join(parts)}." if parts else _without_attack(role, capture)
     return lines
 
 
-def _amount(finding: Finding) -> str:
+def _amount(share: float) -> str:
     """How much of it, in words."""
-    share = finding.success
     if share < 0.1:
         return "next to nothing"
     return "a part" if share < 0.5 else "much" if share < 0.9 else "nearly all"

@@ -11,6 +11,7 @@ not hide it. An averaging method's update is read as a sum too: as one long step
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.audit.analytic import LinearLayer, linear_layers
-from ntkfl.audit.capture import Capture
+from ntkfl.audit.capture import Capture, Records
 from ntkfl.audit.finding import Finding, best_ssim, mix_finding
 from ntkfl.audit.membership import by_scores, matched
 from ntkfl.extras import missing
@@ -31,7 +32,7 @@ from ntkfl.tangent import Sums
 from ntkfl.tangent.clipping import whitened
 from ntkfl.tangent.losses import per_sample
 from ntkfl.tangent.parameters import column_slices, evaluating, trainable
-from ntkfl.tangent.sums import GRADIENT, REST, SAMPLES
+from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, SAMPLES, Factor, Layer
 
 try:
     from scipy.optimize import nnls
@@ -67,12 +68,12 @@ class ReceivedSums:
 
     def factor(self, layer: LinearLayer) -> Tensor | None:
         """A linear layer's Σ v vᵀ [m, m] with v = [input, 1]; None where it did not come whole."""
-        layers = self.sums.layers() if any("/" in name for name in self.sums.arrays) else []
-        shaped = next((shaped for shaped in layers if shaped.layer.weight[0] == layer.weight.start), None)
-        if shaped is None or shaped.inputs is None or shaped.inputs.form or layer.bias is None:
-            return None
-        A = shaped.inputs.square()[0]
-        return A if float(A[-1, -1]) > 0.5 else None  # zeros stand for one that was sent before
+        columns = Layer((layer.weight.start, layer.weight.stop), (layer.bias.start, layer.bias.stop), False).name
+        for name in (f"{columns}/{INPUTS}", f"{columns}/{CONSTANT}"):
+            if name in self.sums.arrays:
+                A = Factor(self.sums.arrays[name]).square()[0]
+                return A if float(A[-1, -1]) > 0.5 else None  # zeros stand for one that was sent before
+        return None
 
     def __add__(self, other: ReceivedSums) -> ReceivedSums:
         x, y = torch.cat([self.x, other.x]), torch.cat([self.y, other.y])
@@ -81,14 +82,9 @@ class ReceivedSums:
 
 def sums_of(capture: Capture) -> list[ReceivedSums]:
     """Each client's; none where replies are no sums."""
-    order = [client for client, _ in capture.sent_by] or capture.cohort
-    found = []
-    for sender, reply in zip(order, capture.uploads, strict=False):
-        read = _read_sums(capture, reply)
-        if read is not None:
-            x, y = capture.truth[capture.cohort.index(sender)]
-            found.append(ReceivedSums(*read, x.flatten(1), y))
-    return found
+    order = range(len(capture.cohort)) if capture.order is None else capture.order.tolist()
+    read = [(_read_sums(capture, reply), i) for i, reply in zip(order, capture.uploads, strict=False)]
+    return [ReceivedSums(*found, capture.truth[i][0].flatten(1), capture.truth[i][1]) for found, i in read if found]
 
 
 def total_of(clients: Sequence[ReceivedSums]) -> ReceivedSums:
@@ -100,32 +96,29 @@ def _read_sums(capture: Capture, reply: Reply) -> tuple[Sums, float] | None:
     """A reply as sums over its samples and their resolution: sums as they are, or a locally trained model, whose way
     from the broadcast weights is taken for one long step along the gradient. None where the reply is neither.
     """
-    exact = capture.task.like.new_empty(0, dtype=torch.float64, device="cpu")
+    exact = torch.empty(0, dtype=torch.float64)
     if SAMPLES not in reply.arrays or reply.arrays[SAMPLES].numel() != 1:
         return None
     samples = reply.take(SAMPLES).reshape(()).to(exact)
-    if GRADIENT in reply.arrays and not reply.arrays[GRADIENT].is_floating_point():
-        return _read_private(capture, reply, exact), 2.0**-23
-    if GRADIENT in reply.arrays:
-        names = [name for name in reply.arrays if name in (GRADIENT, REST) or "/" in name]
-        rounding = 2.0**-11 if GRADIENT in reply.halves else 2.0**-23
-        return Sums({name: reply.take(name, None, exact) for name in names} | {SAMPLES: samples}), rounding
-    trained = capture.local_model(reply)
-    if trained is None:
-        return None
-    weights, length = trained
-    return Sums({GRADIENT: (capture.weights - weights).to(exact) * samples / length, SAMPLES: samples}), 2.0**-20
+    if GRADIENT not in reply.arrays:
+        if (trained := capture.local_model(reply)) is None:
+            return None
+        weights, length = trained
+        gradient, resolution = (capture.weights - weights).to(exact) * samples / length, 2.0**-20
+        return Sums({GRADIENT: gradient, SAMPLES: samples}), resolution
+    arrays = {name: reply.take(name, None, exact) for name in reply.arrays if name == GRADIENT or "/" in name}
+    if reply.arrays[GRADIENT].is_floating_point():
+        return Sums(arrays | {SAMPLES: samples}), 2.0**-11 if GRADIENT in reply.halves else 2.0**-23
+    return Sums({GRADIENT: _unwhitened(capture, arrays[GRADIENT]), SAMPLES: samples / COUNT}), 2.0**-23
 
 
-def _read_private(capture: Capture, reply: Reply, exact: Tensor) -> Sums:
-    """The integers of `private-sums` as a gradient and a count, with the public whitening taken back."""
-    clip = float(capture.method.model_dump()["clip"])
-    gradient, broadcast = reply.take(GRADIENT, None, exact) * clip / GRAINS, capture.broadcast
-    sent = {name: broadcast.take(name, None, exact) for name in broadcast.arrays if is_whitening(name)}
-    like, damping = capture.task.like.to(exact), capture.method.model_dump().get("damping", 0.0)
-    inverse = {layer: torch.linalg.inv(P) for layer, P in read_whitening(sent, like, damping).items()}
-    count = reply.take(SAMPLES).reshape(()).to(exact) / COUNT
-    return Sums({GRADIENT: whitened(gradient, inverse), SAMPLES: count})
+def _unwhitened(capture: Capture, integers: Tensor) -> Tensor:
+    """The integers [d] of `private-sums` as a gradient, with the public whitening taken back."""
+    options, broadcast = capture.method.model_dump(), capture.broadcast
+    sent = {name: broadcast.take(name, None, integers) for name in broadcast.arrays if is_whitening(name)}
+    whitening = read_whitening(sent, capture.task.like.to(integers), options.get("damping", 0.0))
+    inverse = {layer: torch.linalg.inv(P) for layer, P in whitening.items()}
+    return whitened(integers * options["clip"] / GRAINS, inverse)
 
 
 # -- Attacks -----------------------------------------------------------------------------------------------------------
@@ -135,7 +128,7 @@ def attack(capture: Capture, seed: int = 0) -> list[Finding]:
     """By a server that has each client's sums, where no masks hide them, and by one that has the cohort's total alone.
     Inputs behind a secret projection are left alone.
     """
-    if capture.public is None or capture.projection is not None or not capture.truth[0][0].is_floating_point():
+    if capture.projection is not None or not capture.truth[0][0].is_floating_point():
         return []
     clients = sums_of(capture)
     if not clients:
@@ -146,48 +139,37 @@ def attack(capture: Capture, seed: int = 0) -> list[Finding]:
 
 def on_sums(capture: Capture, held: Sequence[ReceivedSums], role: str, seed: int = 0) -> list[Finding]:
     """Every attack on sums that somebody in this role has."""
-    layers = linear_layers(capture.task.at(capture.weights))
     found = _class_counts(capture, held, role)
-    if not layers or layers[0].bias is None:
+    first = next(iter(linear_layers(capture.task.at(capture.weights))), None)
+    if first is None or first.module.in_features != held[0].x.shape[1]:  # it may see an input position by position
         return found
-    return found + _pictures(capture, layers[0], held, role) + _members(capture, layers[0], held, role, seed)
-
-
-def layer_gradient(layer: LinearLayer, gradient: Tensor) -> Tensor:
-    """A linear layer's columns of a gradient [d] as Σ δ vᵀ, [n_out, n_in + 1]."""
-    assert layer.bias is not None
-    W = gradient[layer.weight].view(layer.module.out_features, layer.module.in_features)
-    return torch.cat([W, gradient[layer.bias].unsqueeze(1)], 1)
-
-
-def _inverted(layer: LinearLayer, one: ReceivedSums) -> Tensor:
-    """∂/∂W over ∂/∂b of each unit that the sum moved, [units, n_in]; of one sample its input, by least squares."""
-    both = layer_gradient(layer, one.gradient)
-    W, b = both[:, :-1], both[:, -1]
-    if one.samples == 1:
-        return (b @ W / b.square().sum().clamp_min(torch.finfo(b.dtype).tiny)).unsqueeze(0)
-    moved = b.abs() > 1e-3 * b.abs().max()
-    return W[moved] / b[moved, None]
+    return found + _pictures(capture, first, held, role) + _members(capture, first, held, role, seed)
 
 
 def _pictures(capture: Capture, layer: LinearLayer, held: Sequence[ReceivedSums], role: str) -> list[Finding]:
     """Each true picture behind a sum against whichever drawn one is most like it. The guess is as many public pictures,
     or for one the mean picture.
     """
-    if capture.pixels is None or capture.public is None:
+    if not capture.pictures:
         return []
-    values, chances = [], []
+    values, chances, public = list[float](), list[float](), capture.public[0]
     for one in held:
-        drawn, public = _inverted(layer, one), capture.public[0]
+        drawn = _inverted(layer, one)
         usual = public.mean(0, keepdim=True) if len(drawn) == 1 else public[: len(drawn)]
         original = capture.images(one.x[:_PICTURES])
         values += best_ssim(original, capture.images(drawn.to(one.x))).tolist()
         chances += best_ssim(original, capture.images(usual)).tolist()
-    mean, chance = sum(values) / len(values), sum(chances) / len(chances)
-    says = f"The best of the drawn pictures has an SSIM of {mean:.2f} (a guess: {chance:.2f})."
-    details = {"samples": held[0].samples}
-    name, measure = "analytic inversion, sums", "best SSIM"
-    return [Finding(name, role, "inputs", measure, tuple(values), chance, 1.0, says, details)]
+    guess, details = sum(chances) / len(chances), {"samples": held[0].samples}
+    return [Finding("analytic inversion, sums", role, "inputs", "best SSIM", values, guess, details)]
+
+
+def _inverted(layer: LinearLayer, one: ReceivedSums) -> Tensor:
+    """∂/∂W over ∂/∂b of each unit that the sum moved, [units, n_in]; of one sample its input, by least squares."""
+    W, b = layer.matrices(one.gradient).tensor_split([-1], dim=1)
+    if one.samples == 1:
+        return b.T @ W / b.square().sum().clamp_min(torch.finfo(b.dtype).tiny)
+    moved = b[:, 0].abs() > 1e-3 * b.abs().max()
+    return W[moved] / b[moved]
 
 
 # -- Labels ------------------------------------------------------------------------------------------------------------
@@ -195,14 +177,13 @@ def _pictures(capture: Capture, layer: LinearLayer, held: Sequence[ReceivedSums]
 
 def _class_counts(capture: Capture, held: Sequence[ReceivedSums], role: str) -> list[Finding]:
     """How many of each class, by the last bias's gradient Σ (p − y): the mix of public records that has it."""
-    assert capture.public is not None
-    task, (x, labels) = capture.task, capture.public
+    task, (x, labels) = capture.task, capture.others
     name, last = list(column_slices(trainable(task.model)).items())[-1]
     biased = name.endswith("bias") and last.stop - last.start == task.outputs
-    if not biased or task.loss != "ce" or capture.truth[0][1].is_floating_point():
+    if not biased or task.loss != "ce" or labels.is_floating_point():
         return []
-    residuals = task.predict(capture.weights, x.to(task.like)).softmax(1) - task.training_targets(labels).to(task.like)
-    typical = torch.stack([residuals[labels == c].mean(0) for c in range(task.outputs)]).double().cpu()
+    residuals = task.predict(capture.weights, x).softmax(1) - task.training_targets(labels)
+    typical = torch.stack([residuals[labels == c].mean(0) for c in range(task.outputs)]).double()
     counts = torch.stack([counts_by_public(one.gradient[last], typical, one.samples) for one in held])
     shares = counts / counts.sum(1, keepdim=True).clamp_min(1e-9)
     return [mix_finding("class counts, sums", role, shares, [one.y for one in held])]
@@ -210,9 +191,9 @@ def _class_counts(capture: Capture, held: Sequence[ReceivedSums], role: str) -> 
 
 def counts_by_public(seen: Tensor, typical: Tensor, samples: int) -> Tensor:
     """Class counts q ≥ 0 with Σ_c q_c typical_c nearest to what was seen [k]; `typical` [classes, k]: public means."""
-    firm = 10 * typical.double().norm()  # there are `samples` of them: what is seen may not tell
-    left = torch.cat([typical.T.double(), firm.expand(1, len(typical))])
-    counts, _ = nnls(left.numpy(), torch.cat([seen.double(), samples * firm.reshape(1)]).numpy())
+    firm = 10 * typical.norm()  # there are `samples` of them: what is seen may not tell
+    left = torch.cat([typical.T, firm.expand(1, len(typical))])
+    counts, _ = nnls(left.numpy(), torch.cat([seen, samples * firm.reshape(1)]).numpy())
     return torch.from_numpy(counts)
 
 
@@ -221,31 +202,43 @@ def counts_by_public(seen: Tensor, typical: Tensor, samples: int) -> Tensor:
 
 def _members(capture: Capture, layer: LinearLayer, held: Sequence[ReceivedSums], role: str, seed: int) -> list[Finding]:
     """Records looked up in the first layer's factor and in its gradient, all sums together."""
-    assert capture.public is not None
-    others = (capture.public[0].flatten(1).to(held[0].x), capture.public[1])
+    x, y = capture.others
     # Moments come from other public records than those asked about, which would look a little unlike others.
-    usual, fresh = ((others[0][start::2], others[1][start::2]) for start in (0, 1))
-    moments = _with_one(usual[0]), _sensitivities(capture, layer, usual)
-    scores: dict[str, list[tuple[Tensor, ...]]] = {}
+    usual, fresh = ((x[start::2].flatten(1), y[start::2]) for start in (0, 1))
+    moments = _first_layer(capture, layer, usual)
+    scores = defaultdict[str, list[tuple[Tensor, Tensor]]](list)
     for number, one in enumerate(held):
         draws = torch.Generator().manual_seed(seed + number)
         some = torch.randperm(len(one.y), generator=draws)[: max(1, _ASKED // len(held))]
-        pair = matched((one.x[some], one.y[some]), fresh, seed + number)
-        known = [(_with_one(records[0]), _sensitivities(capture, layer, records)) for records in pair]
-        G = layer_gradient(layer, one.gradient)
-        ways = {"alignment": tuple(alignment(G, known, moments))}
-        ways["row space"] = tuple(-outside(G, v, one.resolution) for v, _ in known)
-        A = one.factor(layer)
+        asked = matched((one.x[some], one.y[some]), fresh, seed + number)
+        a, b = (_first_layer(capture, layer, records) for records in asked)
+        G, A = layer.matrices(one.gradient), one.factor(layer)
+        scores["alignment"].append((alignment(G, a, moments), alignment(G, b, moments)))
+        scores["row space"].append((-outside(G, a[0], one.resolution), -outside(G, b[0], one.resolution)))
         if A is not None:
-            ways["input factor"] = tuple(-leverage(A, v, one.resolution) for v, _ in known)
-        for name, way in ways.items():
-            scores.setdefault(name, []).append(way)
+            scores["input factor"].append((-leverage(A, a[0], one.resolution), -leverage(A, b[0], one.resolution)))
     found = []
     for name, pairs in scores.items():
-        a, b = (torch.cat(side) for side in zip(*pairs, strict=True))
-        if len(a) >= 4 and len(pairs) == len(held):
-            found.append(by_scores(f"membership by {name}, sums", role, a, b, seed))
+        of_members, of_others = (torch.cat(side) for side in zip(*pairs, strict=True))
+        if len(of_members) >= 4 and len(pairs) == len(held):
+            found.append(by_scores(f"membership by {name}, sums", role, of_members, of_others, seed))
     return found
+
+
+def _first_layer(capture: Capture, layer: LinearLayer, records: Records) -> tuple[Tensor, Tensor]:
+    """Of each record v = [x, 1] [N, n_in + 1], and δ [N, units], the derivative of its training loss by the layer's
+    outputs; float64.
+    """
+    task, kept = capture.task, list[Tensor]()
+    model, x = task.at(capture.weights), records[0]
+    handle = layer.module.register_forward_hook(lambda module, args, out: kept.append(out.requires_grad_()))
+    try:
+        with evaluating(model):
+            outputs = model(x.view(len(x), *capture.truth[0][0].shape[1:]))
+    finally:
+        handle.remove()
+    (delta,) = torch.autograd.grad(per_sample(task.loss, outputs, task.training_targets(records[1])).sum(), kept)
+    return torch.cat([x, torch.ones_like(x[:, :1])], 1).double(), delta.double()
 
 
 def leverage(A: Tensor, v: Tensor, resolution: float) -> Tensor:
@@ -267,13 +260,13 @@ def outside(G: Tensor, v: Tensor, resolution: float) -> Tensor:
     return left
 
 
-def alignment(G: Tensor, pair: Sequence[tuple[Tensor, Tensor]], public: tuple[Tensor, Tensor]) -> list[Tensor]:
-    """How much of each record's own gradient δ vᵀ lies in a layer's gradient G of a sum, [N] for each of two sets:
+def alignment(G: Tensor, records: tuple[Tensor, Tensor], public: tuple[Tensor, Tensor]) -> Tensor:
+    """How much of each record's own gradient δ vᵀ lies in a layer's gradient G of a sum, [N]:
 
         δᵀ B⁻¹ G A⁻¹ v / √(δᵀ B⁻¹ δ · vᵀ A⁻¹ v),   A = E v vᵀ and B = E δ δᵀ over public records,
 
     so that what all records have in common does not count. A record in the sum adds √(units · inputs) on average where
-    the others and the noise add numbers around 0. `pair` and `public`: v [N, m] and δ [N, units].
+    the others and the noise add numbers around 0. `records` and `public`: v [N, m] and δ [N, units].
     """
 
     def inverse(x: Tensor) -> Tensor:
@@ -282,30 +275,6 @@ def alignment(G: Tensor, pair: Sequence[tuple[Tensor, Tensor]], public: tuple[Te
         inverted: Tensor = torch.linalg.inv(moments + ridge)
         return inverted
 
-    A, B = (inverse(values) for values in public)
-    whitened = B @ G @ A
-    found = []
-    for v, delta in pair:
-        sizes = ((v @ A) * v).sum(1) * ((delta @ B) * delta).sum(1)
-        found.append(((delta @ whitened) * v).sum(1) / sizes.sqrt().clamp_min(1e-30))
-    return found
-
-
-def _sensitivities(capture: Capture, layer: LinearLayer, records: tuple[Tensor, Tensor]) -> Tensor:
-    """δ, the derivative of each record's training loss by the layer's outputs, float64 [N, units]."""
-    task, kept = capture.task, list[Tensor]()
-    x = records[0].view(len(records[0]), *capture.truth[0][0].shape[1:]).to(task.like)
-    model = task.at(capture.weights)
-    handle = layer.module.register_forward_hook(lambda module, args, out: kept.append(out.requires_grad_()))
-    try:
-        with evaluating(model):
-            outputs = model(x)
-    finally:
-        handle.remove()
-    Y = task.training_targets(records[1].to(task.like.device))
-    (delta,) = torch.autograd.grad(per_sample(task.loss, outputs, Y).sum(), kept)
-    return delta.double().cpu()
-
-
-def _with_one(x: Tensor) -> Tensor:
-    return torch.cat([x, torch.ones_like(x[:, :1])], 1).double()
+    (v, delta), (A, B) = records, map(inverse, public)
+    sizes = ((v @ A) * v).sum(1) * ((delta @ B) * delta).sum(1)
+    return ((delta @ (B @ G @ A)) * v).sum(1) / sizes.sqrt().clamp_min(1e-30)

@@ -12,12 +12,14 @@ from rich.table import Table
 
 from ntkfl.atomic import write_atomically
 from ntkfl.cli.verbs import AllowCode, Json, stoppable
-from ntkfl.errors import ConfigError
-from ntkfl.federation.config import RunConfig, load_data
-from ntkfl.federation.run_folder import Record, RunFolder
+from ntkfl.errors import ConfigError, RunFolderError
+from ntkfl.federation.config import RunConfig
+from ntkfl.federation.run_folder import RunFolder
 from ntkfl.progress import ProgressBar
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ntkfl.audit.study import Study
 
 
@@ -70,43 +72,44 @@ def audit(
 
 
 def _attacked(run: Path | None, config: Path | None, round: int, seed: int, allow_code: bool, quiet: bool) -> Study:
-    """Play the planned run to the round, or replay the finished one, and attack what clients sent."""
-    from ntkfl.audit.capture import capture, capture_of_run
+    """Play planned settings to the round, and attack what clients send; of a finished run also its final model."""
+    from ntkfl.audit.capture import capture
     from ntkfl.audit.membership import on_final_model
     from ntkfl.audit.study import ATTACKS, study
 
-    source = run / "config.toml" if run is not None else config
+    final = None if run is None else _final_model(RunFolder(run))
+    source = config if run is None else run / "config.toml"
     assert source is not None
-    if run is not None:
-        RunFolder(run).config()  # says so where there is no run
     planned = RunConfig.read(source, allow_code=allow_code or run is None)  # a user's own file may name code
-    if run is None and round > planned.rounds:
+    if round > planned.rounds:
         raise ConfigError(f"the run is planned for {planned.rounds} rounds: there is no round {round}")
-    with ProgressBar(1 + round + len(ATTACKS), quiet=quiet) as bar:
+    if run is not None and not quiet:
+        typer.echo(f"attacks round {round} of the settings in {source}, played anew, and the final model of {run}")
+    with ProgressBar(round + len(ATTACKS), quiet=quiet) as bar:
+        bar.begin(f"playing to round {round}")
+        heard = capture(
+            planned, round, on_round=lambda record, _: bar.end(f"round {record['round']} of {round} played")
+        )
+        more = [] if final is None else on_final_model(heard, *final, seed)
+        return study(heard, seed=seed, say=bar.begin, more=more)
 
-        def on_round(record: Record, timing: Record) -> None:
-            bar.end(f"round {record['round']} of {round} played")
 
-        bar.begin("loading the data")
-        data = load_data(planned)
-        bar.begin(f"round {round}: listening")
-        final = []
-        if run is None:
-            heard = capture(planned, round, data=data, on_round=on_round)
-        else:
-            heard = capture_of_run(run, round, data=data, on_round=on_round, allow_code=allow_code)
-            folder = RunFolder(run)
-            weights = folder.load_checkpoint()[1]["averaged"][: heard.weights.numel()]
-            taken = sorted({i for record in folder.records() for i in record["clients"]})
-            fed = data.hold_out(planned.hold_out, seed=planned.seed)[0] if planned.hold_out else data
-            final = on_final_model(heard, weights, fed, taken, seed)
-        settings = {"method": planned.built_method.name, "dataset": planned.data.dataset, "seed": planned.seed}
-        return study(heard, seed=seed, say=bar.begin, settings=settings, more=final)
+def _final_model(folder: RunFolder) -> tuple[Tensor, list[int]]:
+    """The weights that a run ended with, statistics of batch normalisation behind them, and the clients in them."""
+    folder.config()  # says so where there is no run
+    done, checkpoint = folder.load_checkpoint()
+    if not done:
+        raise RunFolderError(f"{folder.path} has no finished round: there is no model to attack")
+    taken, gone = (
+        {i for record in folder.records() for i in record.get(name, ())} for name in ("clients", "forgotten")
+    )
+    return checkpoint["averaged"], sorted(taken - gone)
 
 
 def _show(result: Study, console: Console) -> None:
     """A table of 80 columns and a line a role."""
     from ntkfl.audit.finding import ROLES
+    from ntkfl.audit.study import verdicts
 
     table = Table("attack, by whom", "measure", box=None, padding=(0, 1), header_style="dim")
     table.width = min(console.width, 80)
@@ -117,5 +120,5 @@ def _show(result: Study, console: Console) -> None:
         table.add_row(f"{finding.attack}, {who}", finding.measure, value, f"{finding.guess:.2f}")
     console.print(table)
     console.print()
-    for role, name in ROLES.items():
-        console.print(f"[bold]{name}[/bold]: {result.verdicts[role]}", width=min(console.width, 80))
+    for role, said in verdicts(result.capture, result.findings).items():
+        console.print(f"[bold]{ROLES[role]}[/bold]: {said}", width=min(console.width, 80))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ntkfl.cli.verbs import stoppable
-from ntkfl.compare.results import Row, columns, differences, row_settings, search_lines, title, write
+from ntkfl.compare.results import Row, columns, differences, search_lines, title, write
 from ntkfl.compare.run import carry_out
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell, Workers
@@ -62,7 +62,7 @@ def compare(
             typer.echo("\n".join(line.rstrip() for line in text.get().splitlines()))  # no trailing blanks
     else:
         console.print("no run finished a round")
-    for line in [*differences(comparison, rows), *search_lines(comparison, searches)]:
+    for line in [*differences(rows), *search_lines(comparison, searches)]:
         console.print(line, markup=False)
     if finished:
         console.print(_pictures(folder, comparison, rows))
@@ -94,31 +94,28 @@ def _tell_failures(console: Console, cells: Sequence[Cell]) -> None:
 
 def tables(comparison: Comparison, rows: Sequence[Row]) -> list[Table]:
     """Two narrow tables and the settings, so that they fit 80 columns."""
-    headers, body = columns(comparison, rows)
-    shown = 1 + sum(header.startswith("%") for header in headers)
-    settings = [[cells[0], text, cells[-1]] for cells, text in zip(body, row_settings(comparison, rows), strict=True)]
+    every = columns(comparison, rows)
+    *rest, seconds, settings = every
+    by_round = [heading for heading in rest if heading.startswith(("method", "%"))]
+    to_target = ["method", *(heading for heading in rest if heading not in by_round)]
     return [
-        _table("Test accuracy by round", headers[:shown], [cells[:shown] for cells in body]),
-        _table(
-            "Rounds, and MiB up and down, to a test accuracy",
-            [headers[0], *headers[shown:-1]],
-            [[cells[0], *cells[shown:-1]] for cells in body],
-        ),
-        _table("Settings, and seconds per round", ["method", "options", "seconds"], settings),
+        _table("Test accuracy by round", every, by_round),
+        _table("Rounds, and MiB up and down, to a test accuracy", every, to_target),
+        _table("Settings, and seconds per round", every, ["method", settings, seconds]),
     ]
 
 
-def _table(heading: str, headers: Sequence[str], body: Iterable[Sequence[str]]) -> Table:
-    """Numbers to the right, words to the left."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=heading, title_justify="left", title_style="bold")
-    for header in headers:
-        if header == "method":
-            table.add_column(header, no_wrap=True, max_width=30)
-        elif header == "options":
-            table.add_column(header, overflow="fold")
+def _table(title: str, every: Mapping[str, Sequence[str]], headings: Sequence[str]) -> Table:
+    """Some columns: numbers to the right, words to the left."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left", title_style="bold")
+    for heading in headings:
+        if heading == "method":
+            table.add_column(heading, no_wrap=True, max_width=30)
+        elif heading == "setting":
+            table.add_column(heading, overflow="fold")
         else:
-            table.add_column(header.replace(" to ", "\nto "), justify="right")
-    for cells in body:
+            table.add_column(heading.replace(" to ", "\nto "), justify="right")
+    for cells in zip(*(every[heading] for heading in headings), strict=True):
         table.add_row(*map(escape, cells))
     return table
 

@@ -24,7 +24,8 @@ def caption(config: Values) -> str:
     how = data.get("partition")
     dealt = how if isinstance(how, Mapping) else {**data, "kind": how}
     if dealt.get("kind") not in (None, "client") and ":" not in words[0]:
-        words.append(f"{data.get('clients')} clients ({_partition(dealt)})")
+        kind = f"Dirichlet α = {dealt.get('alpha')}" if dealt["kind"] == "dirichlet" else dealt["kind"]
+        words.append(f"{data.get('clients')} clients ({kind})")
     if "clients_per_round" in config:
         words.append(f"{config['clients_per_round']} per round")
     if "class" in model:  # made in Python
@@ -78,13 +79,6 @@ def _short(value: Any) -> str:
         shown = [value[0], "…", value[-1]] if len(value) > 3 else value
         return " ".join(map(_short, shown))
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _partition(dealt: Values) -> str:
-    """In words: the kind of partition, of a Dirichlet one with its α."""
-    if dealt["kind"] == "dirichlet":
-        return f"Dirichlet α = {dealt.get('alpha')}"
-    return str(dealt["kind"])
 
 
 def _table(config: Values, name: str) -> Values:

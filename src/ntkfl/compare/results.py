@@ -6,7 +6,7 @@ import json
 import math
 import platform
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -16,9 +16,10 @@ import torch
 
 from ntkfl.atomic import write_atomically
 from ntkfl.compare.captions import caption, options
+from ntkfl.compare.search import Searches, in_words
 from ntkfl.compare.spec import ALONE, Comparison
 from ntkfl.compare.trials import Cell
-from ntkfl.progress import plural
+from ntkfl.progress import percent, plural
 from ntkfl.version import __version__
 
 NOTHING_CHOSEN = "nothing chosen: every run of its search failed"
@@ -53,15 +54,20 @@ class Row:
     downlink_mib: list[list[float]]  # cumulative
     seconds: list[list[float]]  # cumulative
     reached: list[Reached]
-    reached_unaveraged: list[Reached]
     failed: list[str]
     devices: list[str]  # where the seconds were measured
     steps: list[list[float | None]]  # t that NTK-FL chose
 
-    @property
-    def unchosen(self) -> bool:
-        """Whether its search chose nothing, so that nothing was run."""
-        return set(self.failed) == {NOTHING_CHOSEN}
+    def lines(self) -> list[dict[str, Any]]:
+        """A seed each, by what it ended with: for a data frame."""
+        curves = {name: getattr(self, name) for name in ("accuracy", "uplink_mib", "downlink_mib", "seconds")}
+        return [
+            {"method": self.label, "seed": seed, "rounds": len(self.accuracy[i])}
+            | {name: own[i][-1] if own[i] else None for name, own in curves.items()}
+            | {f"rounds to {100 * reached.target:g}%": reached.rounds[i] for reached in self.reached}
+            | {"failed": self.failed[i]}
+            for i, seed in enumerate(self.seeds)
+        ]
 
     def finished(self, curves: list[list[float]]) -> list[list[float]]:
         """Of these curves those of seeds whose run did not fail."""
@@ -72,47 +78,63 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
     """A method's runs as a row: of each seed one run, or several whose curves are averaged, as of clients that each
     train alone, and send nothing. Where a seed has no run, the method's search chose nothing.
     """
-    groups = [list(group) for group in cells]
-    histories = [[cell.history() for cell in group] for group in groups]
-    times = [
-        [cell.folder.records("timings.jsonl")[: len(h)] for cell, h in zip(group, own, strict=True)]
-        for group, own in zip(groups, histories, strict=True)
-    ]
+    records = [[cell.rounds() for cell in group] for group in cells]
 
-    def curves(name: str, source: Sequence[Sequence[Sequence[Mapping[str, Any]]]] = histories) -> list[list[float]]:
-        """Means over each seed's runs, round by round."""
-        return [[statistics.fmean(float(r[name]) for r in rounds) for rounds in zip(*own)] for own in source]  # noqa: B905
+    def curves(name: str) -> list[list[float]]:
+        """A number's mean over each seed's runs, round by round, as far as all of them came."""
+        return [[statistics.fmean(r[name] for r in same) for same in zip(*runs)] for runs in records]  # noqa: B905
 
-    reported, last, seconds = curves("test_accuracy"), curves("last_accuracy"), curves("seconds", times)
-    weight = 0 if label == ALONE else 1 / 2**20
-    up, down = (
-        [list(accumulate(bytes_ * weight for bytes_ in sent)) for sent in curves(f"{way}_bytes")]
-        for way in ("uplink", "downlink")
-    )
-    first = [own[0] if own else [] for own in histories]
+    def summed(name: str, weight: float = 1) -> list[list[float]]:
+        """The same from the first round to each, that round included."""
+        return [[*accumulate(weight * number for number in curve)] for curve in curves(name)]
+
+    mib = 0 if label == ALONE else 1 / 2**20
+    accuracy, up, down = curves("test_accuracy"), summed("uplink_bytes", mib), summed("downlink_bytes", mib)
     return Row(
-        label,
-        setting,
-        list(comparison.seeds),
-        next((cell.config.rounds for group in groups for cell in group), comparison.rounds),
-        reported,
-        last,
-        up,
-        down,
-        [list(accumulate(each)) for each in seconds],
-        [_reached(target, reported, up, down) for target in comparison.targets],
-        [_reached(target, last, up, down) for target in comparison.targets],
-        [next((cell.failed for cell in group if cell.failed), "" if group else NOTHING_CHOSEN) for group in groups],
-        sorted({t["device"] for own in times for records in own for t in records}),
-        [[r.get("steps") for r in records] for records in first],
+        label=label,
+        setting=setting,
+        seeds=list(comparison.seeds),
+        length=next((cell.config.rounds for group in cells for cell in group), comparison.rounds),
+        accuracy=accuracy,
+        last_accuracy=curves("last_accuracy"),
+        uplink_mib=up,
+        downlink_mib=down,
+        seconds=summed("seconds"),
+        reached=[_reached(target, accuracy, up, down) for target in comparison.targets],
+        failed=[
+            next((cell.failed for cell in group if cell.failed), "" if group else NOTHING_CHOSEN) for group in cells
+        ],
+        devices=sorted({record["device"] for runs in records for run in runs for record in run}),
+        steps=[[record.get("steps") for run in runs[:1] for record in run] for runs in records],
     )
 
 
 def _reached(target: float, curves: Sequence[Sequence[float]], *ways: Sequence[Sequence[float]]) -> Reached:
     """The first round at the target of each seed's curve, and the bytes sent until then."""
-    firsts = [next((i for i, a in enumerate(curve) if a >= target), None) for curve in curves]
-    sent = ([None if i is None else one[i] for i, one in zip(firsts, way, strict=True)] for way in ways)
-    return Reached(target, [None if i is None else i + 1 for i in firsts], *sent)
+    rounds = [next((i for i, a in enumerate(curve, 1) if a >= target), None) for curve in curves]
+    sent = ([None if r is None else one[r - 1] for r, one in zip(rounds, way, strict=True)] for way in ways)
+    return Reached(target, rounds, *sent)
+
+
+# -- The table as text -------------------------------------------------------------------------------------------------
+
+
+def columns(comparison: Comparison, rows: Sequence[Row]) -> dict[str, list[str]]:
+    """The table: a cell for each row below each heading. The last round is always shown: by its number, or as `last`
+    where runs differ in length.
+    """
+    lengths = {len(curve) for row in rows for curve in row.finished(row.accuracy) if curve} or {0}
+    shown: dict[str, int | None] = {f"% r{r}": r for r in comparison.show_rounds if r <= max(lengths)}
+    shown |= {f"% r{max(lengths)}": max(lengths)} if len(lengths) == 1 else {"% last": None}
+    table = {"method": [row.label for row in rows]}
+    table |= {heading: [accuracy_at(row, round) for row in rows] for heading, round in shown.items()}
+    for i, target in enumerate(comparison.targets):
+        table[f"rounds to {100 * target:g}%"] = [rounds_text(row, row.reached[i]) for row in rows]
+        table[f"MiB up + down to {100 * target:g}%"] = [bytes_text(row.reached[i]) for row in rows]
+    # The median: a worker's first round also pays for its start.
+    rounds = [[[b - a for a, b in pairwise([0.0, *curve])] for curve in row.seconds if curve] for row in rows]
+    table["s/round"] = [f"{statistics.mean(map(statistics.median, each)):.2f}" if each else "" for each in rounds]
+    return table | {"setting": [setting(comparison, row) for row in rows]}
 
 
 def spread(values: Sequence[float | None], digits: int = 0) -> str:
@@ -126,10 +148,16 @@ def spread(values: Sequence[float | None], digits: int = 0) -> str:
     return text if len(there) == len(values) else f"{text} ({len(there)} of {len(values)})"
 
 
-def reached_text(reached: Reached, length: int, failed: bool = False) -> str:
-    """Rounds to a target. `failed`: no seed's run was finished, so that none can be said not to get there."""
-    digits = 1 if len(reached.rounds) > 1 else 0
-    return spread(reached.rounds, digits) or ("failed" if failed else f"not in {length}")
+def accuracy_at(row: Row, round: int | None) -> str:
+    """Accuracy at a round, or at each seed's last, over the seeds that got so far: '84.2 ± 0.3', in percent."""
+    reached = [curve for curve in row.accuracy if len(curve) >= (round or 1)]
+    return spread([100 * curve[-1 if round is None else round - 1] for curve in reached], 1)
+
+
+def rounds_text(row: Row, reached: Reached) -> str:
+    """Rounds to a target. Where no seed's run was finished, none can be said not to get there."""
+    nowhere = "failed" if all(row.failed) else f"not in {row.length}"
+    return spread(reached.rounds, int(len(reached.rounds) > 1)) or nowhere
 
 
 def bytes_text(reached: Reached) -> str:
@@ -143,60 +171,32 @@ def bytes_text(reached: Reached) -> str:
     return " + ".join(f"{mean:.{digits}f}" for mean in shown) + f" = {sum(shown):.{digits}f}"
 
 
-def accuracy_at(row: Row, round: int | None) -> str:
-    """Accuracy at a round, or at each seed's last, over the seeds that got so far: '84.2 ± 0.3', in percent."""
-    reached = [curve for curve in row.accuracy if curve and len(curve) >= (round or 1)]
-    return spread([100 * curve[-1 if round is None else round - 1] for curve in reached], 1)
+def setting(comparison: Comparison, row: Row) -> str:
+    """What a row has otherwise than the defaults and the other rows, and what was searched, in words."""
+    if set(row.failed) == {NOTHING_CHOSEN}:
+        return "nothing chosen"
+    entry = next(entry for entry in comparison.entries if entry.label == row.label)
+    chosen = {name: row.setting[name] for name in entry.grid}
+    words = options(comparison.run(entry, comparison.seeds[0], chosen).model_dump(mode="json"))
+    named = {word.split()[0] for word in words}
+    words += [f"{name} {value:g}" for name, value in chosen.items() if name not in named]
+    if entry.clients_per_round is not None and row.label != ALONE:
+        words.append(f"{plural(entry.clients_per_round, 'client')} per round")
+    if entry.model is not None:
+        words.append(f"network {entry.model.name}")
+    return ", ".join(words) or "defaults"
 
 
-def columns(comparison: Comparison, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """The table as text: headers, and a list of cells per method. The last round is always shown: by its number, or as
-    `last` where runs differ in length.
-    """
-    lengths = {len(curve) for row in rows for curve in row.finished(row.accuracy) if curve} or {0}
-    shown: dict[str, int | None] = {f"% r{r}": r for r in comparison.show_rounds if r <= max(lengths)}
-    shown |= {f"% r{max(lengths)}": max(lengths)} if len(lengths) == 1 else {"% last": None}
-    headers = ["method", *shown]
-    for target in comparison.targets:
-        headers += [f"rounds to {target:.0%}", f"MiB up + down to {target:.0%}"]
-    headers.append("s/round")
-    body = []
-    for row in rows:
-        cells = [row.label, *(accuracy_at(row, r) for r in shown.values())]
-        for reached in row.reached:
-            cells += [reached_text(reached, row.length, all(row.failed)), bytes_text(reached)]
-        # The median: a worker's first round also pays for its start.
-        each = [statistics.median(b - a for a, b in pairwise([0.0, *s])) for s in row.seconds if s]
-        body.append([*cells, f"{statistics.mean(each):.2f}" if each else ""])
-    return headers, body
-
-
-def row_settings(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
-    """What each row has otherwise than the defaults and the other rows, and what was searched, in words."""
-    entries = {entry.label: entry for entry in comparison.entries}
-    texts = []
-    for row in rows:
-        entry, seed = entries[row.label], comparison.seeds[0]
-        run = comparison.run(entry, seed, {}, method=row.setting or entry.method).model_dump(mode="json")
-        words = options(run)
-        shown = {word.split()[0] for word in words}
-        words += [f"{name} {row.setting[name]:g}" for name in entry.grid if name in row.setting and name not in shown]
-        if entry.clients_per_round is not None and row.label != ALONE:
-            words.append(f"{plural(entry.clients_per_round, 'client')} per round")
-        if entry.model is not None:
-            words.append(f"network {entry.model.name}")
-        texts.append("nothing chosen" if row.unchosen else ", ".join(words) or "defaults")
-    return texts
-
-
-def differences(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
+def differences(rows: Sequence[Row]) -> list[str]:
     """Of each method its last accuracy less that of the file's first method, in points: the mean over the seeds that
     both finished, and its 95 % interval by Student's t. Seeds are pairs: both had the same clients and cohorts.
     """
-    if len(comparison.seeds) < 2 or len(rows) < 2:
-        return []
     ends = [
-        {s: c[-1] for s, c, why in zip(row.seeds, row.accuracy, row.failed, strict=True) if c and not why}
+        {
+            seed: curve[-1]
+            for seed, curve, why in zip(row.seeds, row.accuracy, row.failed, strict=True)
+            if curve and not why
+        }
         for row in rows
     ]
     lines = []
@@ -204,35 +204,39 @@ def differences(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
         pairs = [100 * (own[seed] - ends[0][seed]) for seed in own if seed in ends[0]]
         if len(pairs) < 2:
             continue
-        t = _T95[min(len(pairs), len(_T95)) - 2]
+        mean, t = statistics.fmean(pairs), _T95[min(len(pairs), len(_T95)) - 2]
         half = t * statistics.stdev(pairs) / math.sqrt(len(pairs))
-        mean = statistics.fmean(pairs)
-        lines.append(
-            f"{row.label} less {rows[0].label}: {mean:+.1f} points (95 % t-interval {mean - half:+.1f} to "
-            f"{mean + half:+.1f}, {len(pairs)} seeds)"
-        )
+        interval = f"95 % t-interval {mean - half:+.1f} to {mean + half:+.1f}, {len(pairs)} seeds"
+        lines.append(f"{row.label} less {rows[0].label}: {mean:+.1f} points ({interval})")
     return lines
 
 
-def search_lines(comparison: Comparison, searches: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def search_lines(comparison: Comparison, searches: Searches) -> list[str]:
     """A line for each method that was searched: the values tried, and the choice."""
+    lines, clients = [], plural(comparison.search.hold_out or 0, "held-out client")
+    for label, found in searches.items():
+        tried = [f"{name} in {{{', '.join(f'{v:g}' for v in sorted(own))}}}" for name, own in found.entry.grid.items()]
+        choice = "every run of it failed, so nothing was chosen" if found.nothing else f"chose {in_words(found.best)}"
+        if found.at_edge:
+            names = " and ".join(found.at_edge)
+            choice += f", at the edge of what was tried in {names}: a wider grid may have better"
+        lines += [f"{label}: searched {'; '.join(tried)} on {clients}; {choice}"] if tried else []
+    return lines
+
+
+def score_lines(searches: Searches) -> list[str]:
+    """A line for each method that was searched: the held-out accuracy of every point of its grid, and its rounds."""
     lines = []
     for label, found in searches.items():
-        if not found["searched"]:
-            continue
-        tried = "; ".join(
-            f"{name} in {{{', '.join(f'{v:g}' for v in values)}}}" for name, values in found["searched"].items()
-        )
-        choice = "chose " + ", ".join(f"{name} {value:g}" for name, value in found["chosen"].items())
-        if found["still_at_edge"]:
-            names = " and ".join(found["still_at_edge"])
-            choice += f", at the edge of what was tried in {names}: a wider grid may have better"
-        if not found["chosen"]:
-            choice = "every run of it failed, so nothing was chosen"
-        lines.append(
-            f"{label}: searched {tried} on {plural(comparison.search.hold_out or 0, 'held-out client')}; {choice}"
-        )
+        points = [
+            f"{in_words(point)}: {'failed' if score is None else percent(score)} ({plural(rounds, 'round')})"
+            for point, (rounds, score) in found.scores.items()
+        ]
+        lines += [f"{label}, accuracy on held-out clients: {'; '.join(points)}"] if points else []
     return lines
+
+
+# -- Files -------------------------------------------------------------------------------------------------------------
 
 
 def title(comparison: Comparison) -> str:
@@ -242,29 +246,28 @@ def title(comparison: Comparison) -> str:
     return ", ".join(words) + (" (± is the sample standard deviation over them)" if len(comparison.seeds) > 1 else "")
 
 
-def markdown(comparison: Comparison, rows: Sequence[Row], searches: Mapping[str, Mapping[str, Any]]) -> str:
+def markdown(comparison: Comparison, rows: Sequence[Row], searches: Searches) -> str:
     """table.md: what was compared, the table, paired differences, and how settings were searched."""
-    headers, body = columns(comparison, rows)
-    for text, cells in zip(row_settings(comparison, rows), body, strict=True):
-        cells.append(text)
-    lines = [[*headers, "setting"], ["---"] * (len(headers) + 1), *body]
-    table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-    notes = [*differences(comparison, rows), *search_lines(comparison, searches)]
-    return f"{title(comparison)}.\n\n{table}" + "".join(f"\n- {line}" for line in notes) + "\n"
+    table = columns(comparison, rows)
+    lines = [table, ["---"] * len(table), *zip(*table.values(), strict=True)]
+    text = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    notes = [*differences(rows), *search_lines(comparison, searches), *score_lines(searches)]
+    return f"{title(comparison)}.\n\n{text}" + "".join(f"\n- {line}" for line in notes) + "\n"
 
 
 def latex(comparison: Comparison, rows: Sequence[Row]) -> str:
     """table.tex: the table without settings, for a paper that loads booktabs; what was compared is its caption."""
-    headers, body = columns(comparison, rows)
-    lines = [" & ".join(map(_tex, cells)) + r" \\" for cells in (headers, *body)]
-    rows_ = "\n".join(lines[1:])
+    table = columns(comparison, rows)
+    del table["setting"]
+    headings, *body = (" & ".join(map(_tex, cells)) + r" \\" for cells in (table, *zip(*table.values(), strict=True)))
+    lines = "\n".join(body)
     return rf"""\begin{{table}}
 \caption{{{_tex(title(comparison))}.}}
-\begin{{tabular}}{{l{"r" * (len(headers) - 1)}}}
+\begin{{tabular}}{{l{"r" * (len(table) - 1)}}}
 \toprule
-{lines[0]}
+{headings}
 \midrule
-{rows_}
+{lines}
 \bottomrule
 \end{{tabular}}
 \end{{table}}
@@ -277,9 +280,7 @@ def _tex(text: str) -> str:
     return "".join(words.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in text)
 
 
-def write(
-    folder: Path, comparison: Comparison, rows: Sequence[Row], searches: Mapping[str, Mapping[str, Any]], command: str
-) -> None:
+def write(folder: Path, comparison: Comparison, rows: Sequence[Row], searches: Searches, command: str) -> None:
     """results.json (everything), table.md (for people) and table.tex (for a paper)."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {
@@ -288,7 +289,7 @@ def write(
         "ntkfl": __version__,
         "machine": f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}",
         "comparison": comparison.model_dump(mode="json"),
-        "searches": dict(searches),
+        "searches": {label: found.dump() for label, found in searches.items()},
         "rows": [asdict(row) for row in rows],
     }
     # Five significant digits: enough for any figure, and a file small enough to keep.

@@ -11,8 +11,8 @@ from pydantic import Field
 from ntkfl.atomic import write_atomically
 from ntkfl.compare.captions import caption
 from ntkfl.compare.results import Row, summarise, write
-from ntkfl.compare.search import describe, search
-from ntkfl.compare.spec import ALONE, Comparison, Entry
+from ntkfl.compare.search import Chosen, Searches, search
+from ntkfl.compare.spec import ALONE, Comparison
 from ntkfl.compare.trials import Cell, Workers
 from ntkfl.data.federated import generator
 from ntkfl.errors import ConfigError, NTKFLError, RunFolderError
@@ -22,7 +22,6 @@ from ntkfl.options import Options
 from ntkfl.safe_parse import parse_json, read_unlinked
 
 PLAN = "plan.json"
-Searches = dict[str, dict[str, Any]]
 _ALONE = 10  # clients of a seed that train alone
 
 
@@ -52,13 +51,16 @@ def compare(
     workers: int = 0,
     device: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Run a comparison and return its table: a list of dictionaries, which `pandas.DataFrame` takes.
+    """Run a comparison and return its table, as a list of dictionaries. For a data frame:
+
+        frame = pandas.DataFrame(ntkfl.compare("comparison.toml"))
+
+    There is one row per method and seed: `method`, `seed`, `rounds` done, the last test `accuracy`, `uplink_mib` and
+    `downlink_mib` in all, `seconds`, for each target `rounds to 85%` (None if it was not reached), and `failed`.
 
     `config` is a TOML file, or what such a file says. Runs and results are kept in `out` (runs/NAME by default), and
     what is finished is not computed again. Runs take place one after another in this process, or `workers` at a time in
     processes of their own; then the calling script needs `if __name__ == "__main__":`.
-    There is one row per method and seed: `method`, `seed`, `rounds` done, the last test `accuracy`, `uplink_mib` and
-    `downlink_mib` in all, `seconds`, for each target `rounds to 85%` (None if it was not reached), and `failed`.
     """
     if isinstance(config, Path | str):
         comparison = Comparison.read(Path(config))
@@ -71,20 +73,7 @@ def compare(
     if pool.broken:
         raise NTKFLError(f"{pool.broken[0].label}, seed {pool.broken[0].config.seed}: {pool.broken[0].error}")
     write(folder, comparison, rows, searches, "ntkfl.compare(…)")
-    return [_line(row, i) for row in rows for i in range(len(row.seeds))]
-
-
-def _line(row: Row, i: int) -> dict[str, Any]:
-    """A row's i-th seed as a dictionary."""
-    columns = {name: getattr(row, name)[i] for name in ("accuracy", "uplink_mib", "downlink_mib", "seconds")}
-    return {
-        "method": row.label,
-        "seed": row.seeds[i],
-        "rounds": len(row.accuracy[i]),
-        **{name: column[-1] if column else None for name, column in columns.items()},
-        **{f"rounds to {reached.target:.0%}": reached.rounds[i] for reached in row.reached},
-        "failed": row.failed[i],
-    }
+    return [line for row in rows for line in row.lines()]
 
 
 def carry_out(
@@ -101,32 +90,26 @@ def carry_out(
     """
     comparison = comparison.with_hold_out()
     with RunFolder(folder).locked():  # another comparison here would meet this one's runs half done
-        chosen = search(comparison, comparison.methods, folder / "search", lambda cells: pool.run(cells, watch))
+        chosen = search(comparison, folder / "search", lambda cells: pool.run(cells, watch))
         cells = {
-            entry.label: [
-                [] if entry.label in chosen and chosen[entry.label].nothing else
-                _cells(comparison, entry, seed, chosen, folder / "cells")
-                for seed in comparison.seeds
+            label: [
+                [] if found.nothing else _cells(comparison, found, seed, folder / "cells") for seed in comparison.seeds
             ]
-            for entry in comparison.entries
-        }  # fmt: skip
+            for label, found in chosen.items()
+        }
         every = [cell for groups in cells.values() for group in groups for cell in group]
         write_plan(folder, comparison, every)
         planned(len({cell.key for cell in every if not cell.finished}))
         pool.run(every, watch)
-    searches = {entry.label: describe(chosen[entry.label], entry) for entry in comparison.methods}
-    rows = []
-    for entry in comparison.entries:
-        found = searches.get(entry.label, {"fixed": entry.method, "chosen": {}})
-        rows.append(summarise(comparison, entry.label, {**found["fixed"], **found["chosen"]}, cells[entry.label]))
-    return rows, searches
+    settings = {label: found.entry.method | dict(found.best) for label, found in chosen.items()}
+    return [summarise(comparison, label, settings[label], cells[label]) for label in chosen], chosen
 
 
-def _cells(comparison: Comparison, entry: Entry, seed: int, chosen: Mapping[str, Any], root: Path) -> list[Cell]:
+def _cells(comparison: Comparison, found: Chosen, seed: int, root: Path) -> list[Cell]:
     """An entry's runs of one seed with the options its search chose: one, or one for each client that trains alone."""
+    entry, config = found.entry, comparison.run(found.entry, seed, dict(found.best))
     if entry.label != ALONE:
-        return [Cell(entry.label, comparison.run(entry, seed, chosen[entry.label].options), root)]
-    config = comparison.run(entry, seed, {})
+        return [Cell(entry.label, config, root)]
     clients = len(load_data(config))
     drawn = generator(seed, "alone").permutation(clients)[:_ALONE]
     return [Cell(f"client {client} alone", config, root, int(client)) for client in sorted(drawn)]

@@ -47,7 +47,7 @@ class Entry(Options, title="[[methods]]"):
     method: dict[str, Any] = Field(
         description='a name such as "fedavg" or "package.module:Class", or a table of name and options'
     )
-    grid: dict[str, tuple[float, ...]] = Field(
+    grid: dict[str, tuple[int | float, ...]] = Field(
         default_factory=dict,
         description="for each option to search, the numbers to try; all their combinations are",
     )
@@ -81,16 +81,15 @@ class Entry(Options, title="[[methods]]"):
 
     def with_options(self, options: Mapping[str, float]) -> dict[str, Any]:
         """`method`, `privacy` and `robust` of a run with these searched options, each where it belongs."""
-        method, privacy, robust = dict(self.method), dict[str, Any](), dict[str, Any]()
-        own = method_class(self.method).model_fields
-        for name, value in whole(options).items():
-            home = privacy if name in Privacy.model_fields else robust if name in Robust.model_fields else method
-            (method if name in own else home)[name] = value
-        given = {name: getattr(self.privacy, name) for name in self.privacy.model_fields_set}
-        bounds = self.robust
-        if robust:
-            bounds = Robust(**(Robust() if bounds == "on" else bounds).model_dump() | robust)
-        return {"method": method, "privacy": Privacy(**given | privacy), "robust": bounds}
+        own, robust = method_class(self.method).model_fields, self.robust
+        others = {name: value for name, value in options.items() if name not in own}
+        of_privacy = {name: value for name, value in others.items() if name in Privacy.model_fields}
+        of_robust = {name: value for name, value in others.items() if name in Robust.model_fields}
+        of_method = {name: value for name, value in options.items() if name not in of_privacy | of_robust}
+        if of_robust:
+            robust = Robust(**(Robust() if robust == "on" else robust).model_dump() | of_robust)
+        privacy = Privacy(**self.privacy.model_dump(exclude_unset=True) | of_privacy)
+        return {"method": self.method | of_method, "privacy": privacy, "robust": robust}
 
 
 class Comparison(Options, title="a comparison"):
@@ -178,28 +177,25 @@ class Comparison(Options, title="a comparison"):
     @property
     def common(self) -> dict[str, Any]:
         """The settings that all runs have unless an entry has its own, as plain values."""
-        chosen = "clients_per_round" in self.model_fields_set
-        cohort = self.clients_per_round if chosen else f"up to {self.clients_per_round}"
+        cohort = self.cohort or f"up to {self.clients_per_round}"
         return {**self.model_dump(mode="json", include={"data", "model"}), "clients_per_round": cohort}
+
+    @property
+    def cohort(self) -> int | None:
+        """Clients per round, if a number was given: else there are as many as the data have, up to the default."""
+        return self.clients_per_round if "clients_per_round" in self.model_fields_set else None
 
     def run(self, entry: Entry, seed: int, options: Mapping[str, Any], **changes: Any) -> RunConfig:
         """The run of one entry with these searched options."""
-        values: dict[str, Any] = {
+        cohort = entry.clients_per_round or self.cohort
+        values = {
             "rounds": entry.rounds or self.rounds,
             "seed": seed,
             "stop_at": entry.stop_at,
-            "data": self.data.model_dump(),
-            "model": (entry.model or self.model).model_dump(),
-            **entry.with_options(options),
+            "data": self.data,
+            "model": entry.model or self.model,
             "byzantine": entry.byzantine,
+            **entry.with_options(options),
+            **({"clients_per_round": cohort} if cohort else {}),
         }
-        if entry.clients_per_round is not None:
-            values["clients_per_round"] = entry.clients_per_round
-        elif "clients_per_round" in self.model_fields_set:  # else as many as there are, up to the default
-            values["clients_per_round"] = self.clients_per_round
         return RunConfig(**(values | changes))
-
-
-def whole(options: Mapping[str, float]) -> dict[str, Any]:
-    """Whole numbers as integers: a grid of local steps is one of integers, though TOML grids mix both kinds."""
-    return {name: int(v) if float(v).is_integer() else v for name, v in options.items()}

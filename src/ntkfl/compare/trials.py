@@ -63,6 +63,11 @@ class Cell:
         """Records so far, no more than this cell asks for."""
         return self.folder.history(self.config.rounds, self.config.stop_at)
 
+    def rounds(self) -> list[Record]:
+        """The same with what each round took."""
+        timings = self.folder.records("timings.jsonl")
+        return [record | timing for record, timing in zip(self.history(), timings, strict=False)]
+
     @property
     def failed(self) -> str:
         """Why the run could not be finished, in one line: it diverged, or ended in an error."""

@@ -19,8 +19,6 @@ from ntkfl.methods import ClientRound, Method, Task
 from ntkfl.methods.ntk_fl import TangentRows, pack
 from ntkfl.methods.replies import WEIGHTS, Reply
 from ntkfl.options import Options
-from ntkfl.tangent.factored import FactoredBlock
-from ntkfl.tangent.jacobian import BlockJacobian
 from ntkfl.wire import Message
 
 ATTACKS: Mapping[str, str] = {
@@ -74,13 +72,7 @@ def _turned(reply: Reply, task: Task, question: Message, scale: float) -> Reply:
     """With Jacobians, updates or gradients v as −scale · v; an update's v is its change of the weights broadcast."""
     if isinstance(reply, TangentRows):
         reply.check(task)  # decodes the rows
-        assert isinstance(reply.J, BlockJacobian)
-        blocks = []
-        for block in reply.J.blocks:
-            tensors, side = list(block.tensors()), int(isinstance(block, FactoredBlock))
-            tensors[side] = -scale * tensors[side]  # of a factored block the sensitivities, of others the values
-            blocks.append(block.with_tensors(tuple(tensors)))
-        packed = pack(BlockJacobian(blocks, *reply.J.shape[1:]), task.privacy)
+        packed = pack(reply.J.scaled(torch.full((len(reply.J),), -scale)), task.privacy)
         return type(reply)(reply.arrays | packed, reply.halves)
     vectors = {}
     for name in reply.vectors:

@@ -44,8 +44,7 @@ from ntkfl.methods.sums.private_sums import noise_advice
 from ntkfl.methods.task import statistics
 from ntkfl.privacy.settings import Privacy
 from ntkfl.progress import ProgressBar, percent, plural
-from ntkfl.tangent.model_check import refuses_autocast
-from ntkfl.tangent.parameters import eager, flatten, full_precision, trainable
+from ntkfl.tangent.parameters import eager, flatten, full_precision, refuses_autocast, trainable
 from ntkfl.version import __version__
 
 _SENT = {

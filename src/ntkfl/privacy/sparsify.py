@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import NumericalError
-from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
+from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.sparse import SparseBlock
 
 BUDGET = 2**20  # numbers that are dense at a time: they stay in a CPU's cache
@@ -57,7 +57,7 @@ def sparsify(J: Jacobian, sparsity: float) -> Jacobian:
     positions = torch.empty(N, k, dtype=torch.int32 if d2 * d < 2**31 else torch.int64, device=J.device)
     for i in range(0, N, step):
         values[i : i + step], positions[i : i + step] = top_k(J[i : i + step].dense().flatten(1), k)
-    return BlockJacobian([SparseBlock(values, positions, d2, d)], d2, d)
+    return Jacobian([SparseBlock(values, positions, d2, d)], d2, d)
 
 
 def _select(rows: Tensor, k: int) -> Tensor:

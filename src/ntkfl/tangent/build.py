@@ -18,16 +18,33 @@ import torch
 from torch import Tensor, nn
 
 from ntkfl.errors import ModelError, NumericalError, unknown
-from ntkfl.tangent.dense import agree, plain_product
-from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
+from ntkfl.tangent.blocks import Use
+from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.layers import LAYERS
-from ntkfl.tangent.layers.tape import Use
-from ntkfl.tangent.model_check import COUPLED, check_arguments, check_outputs
-from ntkfl.tangent.parameters import column_slices, eager, evaluating, full_precision, trainable
-from ntkfl.tangent.passes import JacobianPlan, OtherPaths, Part, Values, compact, piece, trace, used_outside
+from ntkfl.tangent.parameters import column_slices, eager, evaluating, full_precision, refuses_autocast, trainable
+from ntkfl.tangent.passes import (
+    JacobianPlan,
+    OtherPaths,
+    Part,
+    Pass,
+    Values,
+    agrees_with_autograd,
+    piece,
+    taped,
+    trace,
+    used_outside,
+)
 
 FORMS = ("auto", "factored", "dense")
 _Calls = list[tuple[Tensor, Tensor]]
+COUPLED = (
+    "a sample's output depends on the other samples of its batch (or the model reorders them), so there is no "
+    "sample-wise Jacobian: remove the coupling (batch statistics, sorting) or freeze it"
+)
+_RANDOM = (
+    "the model gives different outputs for the same x: it draws random numbers in eval mode (dropout or noise by a "
+    "function that does not ask whether the model trains), so it has no Jacobian"
+)
 
 
 def jacobian(
@@ -61,23 +78,21 @@ def jacobian(
     Cost: a forward pass and d2 backward passes. Memory: N·(n_in + d2·n_out) numbers for a linear layer's factors, in
     place of N·d2·n_in·n_out, and at most N·d2·d; with `create_graph` also the graph of all passes.
     """
-    check_arguments(model, x, chunk)
+    _check_arguments(model, x, chunk)
     if not create_graph:
         x = x.clone() if x.is_inference() else x.detach()  # what inference mode made cannot be part of a graph
     if x.device.type == "cpu":
         _keep_freed_memory()
-    with eager(model) as model, _differentiable(model):
-        _check_params(model, params or {})
+    with eager(model) as model, differentiable(model):
+        own = Pass(model, x, _values(model, params or {}), create_graph, contract)
         if plan is not None:
             plan.check(model)
         try:
-            made = plan or _make_plan(model, x.detach(), form)
-            J = _in_chunks(model, x, made, chunk, params, create_graph, contract)
+            J = _in_chunks(own, plan or _make_plan(model, x.detach(), form), chunk)
         except OtherPaths:  # a plan of two samples does not hold for all
             if plan is not None or form != "auto":
                 raise
-            made = _make_plan(model, x.detach(), "dense")
-            J = _in_chunks(model, x, made, chunk, params, create_graph, contract)
+            J = _in_chunks(own, _make_plan(model, x.detach(), "dense"), chunk)
     # A sum is finite unless an element is not (or it overflows: then the elements decide), and several times cheaper.
     sums = torch.stack([t.sum().isfinite() for t in J.tensors()])
     if not bool(sums.all()) and not all(bool(t.isfinite().all()) for t in J.tensors()):
@@ -89,11 +104,11 @@ def jacobian(
     return J
 
 
-def unchecked_jacobian(model: nn.Module, x: Tensor, plan: JacobianPlan) -> BlockJacobian:
+def unchecked_jacobian(model: nn.Module, x: Tensor, plan: JacobianPlan, contract: Tensor | None = None) -> Jacobian:
     """`jacobian` by a plan, all rows at once, of whatever numbers come out: also those that are not finite."""
-    with _differentiable(model):
+    with differentiable(model):
         plan.check(model)
-        return _in_chunks(model, x, plan, len(x))
+        return _in_chunks(Pass(model, x, trainable(model), contract=contract), plan, len(x))
 
 
 def plan_jacobian(model: nn.Module, x: Tensor, form: str = "auto") -> JacobianPlan:
@@ -102,8 +117,8 @@ def plan_jacobian(model: nn.Module, x: Tensor, form: str = "auto") -> JacobianPl
     It holds for this model object, not for a copy of it, at any weights, and for inputs of the same shape and type.
     Costs about two Jacobians of two rows.
     """
-    check_arguments(model, x)
-    with eager(model) as model, _differentiable(model):
+    _check_arguments(model, x)
+    with eager(model) as model, differentiable(model):
         return _make_plan(model, x.detach(), form)
 
 
@@ -125,7 +140,7 @@ def _keep_freed_memory() -> None:
 
 
 @contextmanager
-def _differentiable(model: nn.Module) -> Iterator[None]:
+def differentiable(model: nn.Module) -> Iterator[None]:
     """Eval mode, and no cuDNN where there are recurrent layers: in eval mode its cells have no backward pass. No
     autocast, whose precision is not the weights'. Embeddings that shorten their vectors as they are used get them back.
     """
@@ -141,37 +156,29 @@ def _differentiable(model: nn.Module) -> Iterator[None]:
                 weight.copy_(own)
 
 
-def _check_params(model: nn.Module, params: Values) -> None:
-    """An error for a name that trains nothing, or a tensor of another shape."""
-    own = trainable(model) if params else {}
+def _values(model: nn.Module, params: Values) -> Values:
+    """The trainable parameters by name, with `params` in place of the model's own of those names."""
+    own = trainable(model)
     for name, value in params.items():
         if name not in own:
             raise unknown("trainable parameter in params", name, tuple(own))
         if value.shape != own[name].shape:
             raise ModelError(f"params[{name!r}] must have shape {list(own[name].shape)}, got {list(value.shape)}")
+    return {**own, **params}
 
 
-def _in_chunks(
-    model: nn.Module,
-    x: Tensor,
-    plan: JacobianPlan,
-    chunk: int | None,
-    params: Values | None = None,
-    graph: bool = False,
-    contract: Tensor | None = None,
-) -> BlockJacobian:
+def _in_chunks(own: Pass, plan: JacobianPlan, chunk: int | None) -> Jacobian:
     """Piece after piece into tensors of the final size, so that no moment holds the Jacobian, or two pieces, twice."""
+    x = own.x
     rows = chunk or max(1, numbers_at_once(x) // plan.working)
-    if graph:
-        with torch.enable_grad():
-            return compact(piece(model, x, plan, params, graph, contract))
-    if len(x) <= rows or contract is not None:
+    if len(x) <= rows or own.graph or own.contract is not None:
         inputs = x.untyped_storage().data_ptr()
-        J = compact(piece(model, x, plan, params, contract=contract))
-        return J.mapped(lambda t: t.clone() if t.untyped_storage().data_ptr() == inputs else t)
+        with torch.set_grad_enabled(own.graph):
+            J = piece(own, plan).mapped(torch.Tensor.contiguous)
+            return J.mapped(lambda t: t.clone() if t.untyped_storage().data_ptr() == inputs else t)
     whole: list[Tensor] = []
     for at in range(0, len(x), rows):
-        part = piece(model, x[at : at + rows], plan, params)
+        part = piece(own._replace(x=x[at : at + rows]), plan)
         whole = whole or [t.new_empty((len(x), *t.shape[1:])) for t in part.tensors()]
         for target, t in zip(whole, part.tensors(), strict=True):
             target[at : at + rows] = t
@@ -185,47 +192,43 @@ def _make_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
     """The cheapest exact cover of all columns (`form` "auto"), factors wherever known ("factored"), or no factors."""
     if form not in FORMS:
         raise unknown("Jacobian form", form, FORMS)
-    probe = _two_samples(x)
-    outputs = check_outputs(model, probe)
-    parameters, modules = trainable(model), dict(model.named_modules())
+    own = Pass(model, _two_samples(x), trainable(model))
+    outputs, modules = _check_outputs(model, own.x), dict(model.named_modules())
     known = {name: m for name, m in modules.items() if type(m) in LAYERS and _untouched(m)}
-    shapes = {name: p.shape for name, p in parameters.items()}
-    total = sum(p.numel() for p in parameters.values())
+    shapes = {name: p.shape for name, p in own.values.items()}
+    total = sum(p.numel() for p in own.values.values())
     stored = outputs * total
-    dense = JacobianPlan(modules, shapes, known, [], list(parameters), outputs, total, stored, 3 * stored)
+    dense = JacobianPlan(modules, shapes, known, [], [], [*shapes], outputs, total, stored, 3 * stored)
     if form != "dense":
         try:
-            plan, J = _by_layers(model, probe, dense, form)
+            plan, J = _by_layers(own, dense, form)
         except RuntimeError:
             if form == "factored":
                 raise
         else:
-            if _agrees_with_autograd(model, probe, J):
+            if agrees_with_autograd(own, J.vjp):
                 return plan
             if form == "factored":
                 raise ModelError(COUPLED)
         # What surrounds a known layer may hide it from autograd: one that is run again in the backward pass.
-    if not _agrees_with_autograd(model, probe, compact(piece(model, probe, dense))):
+    if not agrees_with_autograd(own, piece(own, dense).mapped(torch.Tensor.contiguous).vjp):
         raise ModelError(COUPLED)
     return dense
 
 
-def _by_layers(model: nn.Module, probe: Tensor, dense: JacobianPlan, form: str) -> tuple[JacobianPlan, BlockJacobian]:
+def _by_layers(own: Pass, dense: JacobianPlan, form: str) -> tuple[JacobianPlan, Jacobian]:
     """Of each known layer the smaller of factors and derivatives, or ("factored") its factors; with the Jacobian of
-    the probe.
+    the two samples.
     """
-    parameters, known = trainable(model), dense.known
+    parameters, known = own.values, dense.known
     # Layers without trained weights are not recorded, so an input with a gradient is one behind a trained weight.
-    recorded = {name for name, module in known.items() if any(p.requires_grad for p in module.parameters())}
-    alone = trace(model, probe[:1], known, recorded, parameters).uses
-    pair = trace(model, probe, known, recorded, parameters)
-    roles = {use: _trained(parameters, known[use.module], use) for use in pair.uses}
-    roles = {use: names for use, names in roles.items() if names}
-    dims = {use: _sample_dims(use, alone.get(use, []), pair.uses[use]) for use in roles}
-    counts = Counter(name for names in roles.values() for name in names.values())
+    recorded = [name for name, module in known.items() if any(p.requires_grad for p in module.parameters())]
+    alone, pair = (trace(own._replace(x=x), known, recorded) for x in (own.x[:1], own.x))
+    dims = {use: _sample_dims(use, alone.uses.get(use, []), calls) for use, calls in pair.uses.items()}
+    counts = Counter(name for use in dims for name in (use.weight, use.bias) if name is not None)
     left = used_outside(pair, [*parameters]) | {name for name, count in counts.items() if count > 1}
-    left |= {name for use, names in roles.items() if dims[use] is None for name in names.values()}
-    while more := {name for names in roles.values() if left & {*names.values()} for name in names.values()} - left:
+    left |= {name for use, dim in dims.items() if dim is None for name in use.names}
+    while more := {name for use in dims if left & use.names for name in use.names} - left:
         left |= more  # a layer is factored in all its parameters or in none
     if form == "factored" and left:
         raise ModelError(
@@ -233,22 +236,42 @@ def _by_layers(model: nn.Module, probe: Tensor, dense: JacobianPlan, form: str) 
             "use form='auto' (a dense block for those alone) or form='dense'"
         )
     slices, parts, taps = column_slices(parameters), [], 0
-    for use, names in roles.items():
-        if left & {*names.values()}:
+    for use, calls in pair.uses.items():
+        if left & use.names:
             continue
-        columns = [slices[names[role]] if role in names else None for role in ("weight", "bias")]
-        inputs = sum(a.numel() for a, _ in pair.uses[use]) // 2
-        outputs = sum(out.numel() for _, out in pair.uses[use]) // 2
-        width = sum(parameters[name].numel() for name in names.values())
+        inputs, outputs = (sum(call[i].numel() for call in calls) // 2 for i in (0, 1))
+        width = sum(parameters[name].numel() for name in use.names)
         smaller = form == "auto" and dense.outputs * width <= inputs + dense.outputs * outputs
-        constant = not any(a.requires_grad for a, _ in pair.uses[use])
-        parts.append(Part(use, dims[use] or (), columns[0], columns[1], constant, smaller))
+        constant = not any(a.requires_grad for a, _ in calls)
+        weight, bias = (None if name is None else slices[name] for name in (use.weight, use.bias))
+        parts.append(Part(use, dims[use] or (), weight, bias, constant, smaller))
         taps += inputs + 2 * (1 + dense.outputs) * outputs  # activations, sensitivities and a copy of them
-    plan = replace(dense, parts=parts, left=[name for name in parameters if name in left])
-    J = compact(piece(model, probe, plan))
+    copied = [name for name in parameters if name in left and _admits_copies(own, dense, name)]
+    left -= {*copied}
+    plan = replace(dense, parts=parts, copied=copied, left=[name for name in parameters if name in left])
+    J = piece(own, plan).mapped(torch.Tensor.contiguous)
     stored = sum(math.prod(t.shape[1:]) for t in J.tensors())
     working = stored + taps + 3 * plan.outputs * sum(parameters[name].numel() for name in left)
     return replace(plan, stored=stored, working=working), J
+
+
+def _admits_copies(own: Pass, dense: JacobianPlan, name: str) -> bool:
+    """Whether the network takes a copy of this parameter for every sample, each used by its own sample alone: a plain
+    backward pass for each output then gives all samples' derivatives. Tried on a random combination of the outputs,
+    with two samples and with three, so that no other dimension is taken for theirs.
+    """
+    value, columns = own.values[name], column_slices(own.values)[name]
+
+    def exact(rows: list[int]) -> bool:
+        S = torch.randn(len(rows), 1, dense.outputs, generator=torch.Generator().manual_seed(1)).to(value)
+        some = own._replace(x=own.x[rows], contract=S)
+        try:
+            J = Jacobian([*taped(some, replace(dense, copied=[name]))], 1, dense.total)
+        except Exception:  # whatever a network says to a parameter of another shape
+            return False
+        return agrees_with_autograd(some._replace(values={name: value}), lambda R: J.vjp(R)[columns])
+
+    return exact([0, 1]) and exact([0, 1, 0])
 
 
 def _two_samples(x: Tensor) -> Tensor:
@@ -265,15 +288,6 @@ def _two_samples(x: Tensor) -> Tensor:
 def _untouched(module: nn.Module) -> bool:
     """A user's hooks or own `forward` may compute something else than the module's class."""
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
-
-
-def _trained(parameters: dict[str, nn.Parameter], module: nn.Module, use: Use) -> dict[str, str]:
-    """Names in the model of what trains of a use's "weight" and "bias"."""
-    names = {id(p): name for name, p in parameters.items()}
-    # Under every name that a parameter has in a module: two names may be one tensor.
-    own = {role: id(p) for role, p in module.named_parameters(remove_duplicate=False)}
-    used = {"weight": own[use.weight]} | ({} if use.bias is None else {"bias": own[use.bias]})
-    return {role: names[p] for role, p in used.items() if p in names}
 
 
 def _sample_dims(use: Use, one: _Calls, two: _Calls) -> tuple[int, ...] | None:
@@ -297,7 +311,51 @@ def _growing(one: Tensor, two: Tensor) -> int | None:
     return differ[0] if len(differ) == 1 and (one.shape[differ[0]], two.shape[differ[0]]) == (1, 2) else None
 
 
-def _agrees_with_autograd(model: nn.Module, probe: Tensor, J: BlockJacobian) -> bool:
-    """Jᵀ R against a plain backward pass, R random: catches a missed use, coupled rows and reordered rows alike."""
-    cotangent, expected = plain_product(model, probe, trainable(model))
-    return agree(J.vjp(cotangent), expected)
+def _check_arguments(model: nn.Module, x: Tensor, chunk: int | None = None) -> None:
+    """`ModelError` for what can be seen without running the model."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"the model must be an nn.Module, got {type(model).__name__}: jacobian(model, x)")
+    if not isinstance(x, Tensor):
+        raise ModelError(
+            f"x must be one tensor of samples [N, …], got {type(x).__name__}: wrap a model of several inputs so that "
+            "it takes one tensor"
+        )
+    if x.ndim < 1 or x.shape[0] == 0:
+        raise ModelError(f"x must hold at least one sample, got shape {list(x.shape)}")
+    if chunk is not None and chunk < 1:
+        raise ModelError(f"chunk must be a whole number of rows from 1 on, or None, got {chunk!r}")
+    if torch.is_inference_mode_enabled():
+        raise ModelError("nothing can be differentiated inside torch.inference_mode: use torch.no_grad, or neither")
+
+
+def _check_outputs(model: nn.Module, probe: Tensor) -> int:
+    """d2, of a model that gives a finite [N, d2] in which every row is its own sample's."""
+    try:
+        with refuses_autocast(model):
+            f = model(probe)
+    except (RuntimeError, IndexError, ValueError) as error:
+        kinds = sorted({f"{p.dtype} on {p.device}" for p in model.parameters()})
+        raise ModelError(
+            f"the model fails on samples x [{', '.join(['N', *map(str, probe.shape[1:])])}] of {probe.dtype} on "
+            f"{probe.device}: the first dimension of x counts samples (one sample is x[:1]), and x has the type of the "
+            f"weights ({', '.join(kinds)}) or holds tokens ({str(error).splitlines()[0]})"
+        ) from error
+    if not isinstance(f, Tensor) or f.ndim != 2 or f.shape[0] != len(probe):
+        given = list(f.shape) if isinstance(f, Tensor) else f"a {type(f).__name__}"
+        raise ModelError(
+            f"the model must map N samples to [N, d2]; two samples gave {given}: wrap it so that it returns one matrix"
+        )
+    if not bool(f.isfinite().all()):
+        raise NumericalError("the model's output is not finite: look for NaN in the inputs or the weights")
+    tolerance = 1e-3 if f.dtype in (torch.float32, torch.bfloat16, torch.float16) else 1e-8
+
+    def differs(other: Tensor) -> bool:
+        return float((other - f).norm()) > tolerance * max(float(f.norm()), 1e-6)
+
+    try:
+        alone = torch.cat([model(row.unsqueeze(0)) for row in probe])
+    except (RuntimeError, ValueError) as error:  # two samples work and one does not: statistics of the batch
+        raise ModelError(COUPLED) from error
+    if differs(alone):
+        raise ModelError(_RANDOM if differs(model(probe)) else COUPLED)
+    return f.shape[1]

@@ -8,6 +8,9 @@ and so is the sum. So what is measured are the very numbers that are added:
 - T = 1: the norm is ‖a‖ ‖b‖, a product of positive numbers, where nothing cancels.
 - T > 1: the sample's gradient is formed, and its numbers, however they were rounded on the way, are what is measured.
 
+So the gradients of a chunk are a Jacobian with one output, −rᵀJ, whose stored numbers are measured (`_measurable`);
+what is added is its product with the clipping factors.
+
 With u = 2⁻⁵³, norms of n numbers are made in float64 within (n/2 + 8) u of themselves, and a sample's numbers are
 multiplied by 1/max(1, norm/clip), each within 4u. So for n weights a sample adds at most 1 + (n/2 + 12) u clips, 1e-9
 above one for ten million. The sum over N samples, in float64 too, is off by at most N u Σ_i ‖what i adds‖ ≤ N² u clips,
@@ -27,30 +30,25 @@ times P, and what is clipped is the norm in V.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from ntkfl.errors import MessageError
+from ntkfl.tangent.blocks import Block, FactoredBlock
 from ntkfl.tangent.build import numbers_at_once, unchecked_jacobian
 from ntkfl.tangent.curvature import LARGEST, layer_of, with_ones
-from ntkfl.tangent.dense import DenseBlock
-from ntkfl.tangent.factored import FactoredBlock, LinearBlock
-from ntkfl.tangent.jacobian import Block, BlockJacobian
-from ntkfl.tangent.layers import ConvolutionBlock, EmbeddingBlock
+from ntkfl.tangent.jacobian import Jacobian
+from ntkfl.tangent.layers import ConvolutionBlock, EmbeddingBlock, LinearBlock
 from ntkfl.tangent.losses import AnyLoss, find_loss
-from ntkfl.tangent.parameters import evaluating
+from ntkfl.tangent.parameters import evaluating, flatten
 from ntkfl.tangent.passes import JacobianPlan
-from ntkfl.tangent.products import rowwise
 from ntkfl.tangent.sums import Layer
 
 _CPU_ROWS, _ACCELERATOR_ROWS = 64, 1024  # most samples in a chunk: the last one is filled up
 _TINY = 1e-30
 Whitening = Mapping[Layer, Tensor]  # P [m, m], symmetric, for a layer of m inputs (the bias's 1 among them)
-# Of a chunk's n samples in some columns: norms, float64 [n], and total [d], factors [n] ↦ total += Σ_i factors_i g_i.
-_Share = tuple[Tensor, Callable[[Tensor, Tensor], None]]
 
 
 def clipped_gradient(
@@ -67,23 +65,23 @@ def clipped_gradient(
     whose gradient is not finite adds nothing.
 
     Columns of whitened layers are gradients in V. `plan` is `plan_jacobian(model, x)`; chunk by chunk, or `alone`: some
-    ten times the time.
+    ten times the time. Cost: two forward passes and one backward pass, and the gradients of layers with positions.
     """
     if strange := whitening.keys() - _can_be_whitened(plan):
         raise MessageError(f"whitening of columns {next(iter(strange)).name}, where this network has no such layer")
-    criterion, total = find_loss(loss), torch.zeros(plan.total, dtype=torch.float64, device=Y.device)
-    for start, inputs, J in _chunks(model, x, plan, alone):
+    criterion, plan = find_loss(loss), plan.factored()
+    total = torch.zeros(plan.total, dtype=torch.float64, device=Y.device)
+    for start, inputs in _chunks(x, plan, alone):
         with evaluating(model), torch.no_grad():
-            r = criterion.residual(model(inputs), _filled(Y[start : start + len(J)], len(J)))
+            r = criterion.residual(model(inputs), _filled(Y[start : start + len(inputs)], len(inputs)))
+        J = unchecked_jacobian(model, inputs, plan, -r.unsqueeze(1))  # g_i = −J_iᵀ r_i: [n, 1, d]
         rows = max(1, numbers_at_once(x) // max(1, sum(_formed(block) for block in J.blocks)))
         for at in range(0, len(J), rows):
-            part, own = J[at : at + rows], r[at : at + rows]
-            shares = [_share(block, own, whitening) for block in part.blocks]
-            norms = lengths(torch.stack([of_block for of_block, _ in shares], dim=1))
+            blocks = [own for block in J[at : at + rows].blocks for own in _measurable(block, whitening)]
+            norms = lengths(torch.stack([_norms(block) for block in blocks], dim=1))
             real = torch.arange(start + at, start + at + len(norms), device=norms.device) < len(x)
             factors = torch.where(real & norms.isfinite(), 1 / (norms / clip).clamp_min(1), 0.0)
-            for _, add in shares:
-                add(total, factors)
+            total += Jacobian(blocks, 1, plan.total).mapped(_finite).vjp(factors.unsqueeze(1))
     return total
 
 
@@ -116,9 +114,11 @@ def input_moments(
     So a sample adds a matrix of Frobenius norm at most 1. Linear layers and convolutions without groups, of at most
     `largest` inputs; inputs have mean square 1 beside the 1 of a bias.
     """
-    unmoved = {part.weight.start for part in plan.parts if part.weight is not None and part.constant}
     found: dict[Layer, Tensor] = {}
-    for start, _, J in _chunks(model, x, plan, alone):
+    plan, unmoved = plan.factored(), plan.constant()
+    nothing = flatten(model).new_zeros(1, 1, plan.outputs)  # nothing but inputs is needed
+    for start, inputs in _chunks(x, plan, alone):
+        J = unchecked_jacobian(model, inputs, plan, nothing.expand(len(inputs), -1, -1))
         for block in J[: len(x) - start].blocks:
             if not isinstance(block, LinearBlock | ConvolutionBlock) or block.weight is None or block.groups > 1:
                 continue
@@ -135,16 +135,12 @@ def input_moments(
     return found
 
 
-def _chunks(
-    model: nn.Module, x: Tensor, plan: JacobianPlan, alone: bool
-) -> Iterator[tuple[int, Tensor, BlockJacobian]]:
-    """(start, rows of x from there on, their factored Jacobian), always as many rows, zeros behind the last of x."""
-    plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
+def _chunks(x: Tensor, plan: JacobianPlan, alone: bool) -> Iterator[tuple[int, Tensor]]:
+    """(start, rows of x from there on), always as many rows, zeros behind the last of x."""
     most = _CPU_ROWS if x.device.type == "cpu" else _ACCELERATOR_ROWS
     rows = 1 if alone else max(1, min(most, numbers_at_once(x) // plan.working))
     for at in range(0, len(x), rows):
-        inputs = _filled(x[at : at + rows], rows)
-        yield at, inputs, unchecked_jacobian(model, inputs, plan)
+        yield at, _filled(x[at : at + rows], rows)
 
 
 def _filled(rows: Tensor, count: int) -> Tensor:
@@ -154,7 +150,9 @@ def _filled(rows: Tensor, count: int) -> Tensor:
 
 
 def _finite(numbers: Tensor) -> Tensor:
-    """In float64, with 0 for what is not finite: 0 times infinity is not 0."""
+    """In float64, with 0 for what is not finite: 0 times infinity is not 0. Tokens stay integers."""
+    if not numbers.is_floating_point():
+        return numbers
     return numbers.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
@@ -164,61 +162,42 @@ def _can_be_whitened(plan: JacobianPlan) -> set[Layer]:
     for part in plan.parts:
         groups = part.use.settings[-1] if part.use.block is ConvolutionBlock else 1
         if part.weight is not None and part.use.block in (LinearBlock, ConvolutionBlock) and groups == 1:
-            bias = None if part.bias is None else (part.bias.start, part.bias.stop)
-            found.add(Layer((part.weight.start, part.weight.stop), bias, False))
+            found.add(Layer.at(part.weight, part.bias))
     return found
 
 
-def _share(block: Block, r: Tensor, whitening: Whitening) -> _Share:
-    """What a block contributes to the gradients −Jᵀ r."""
-    if isinstance(block, DenseBlock):
-        return _of_formed(-rowwise(r, block.values), block)
-    assert isinstance(block, FactoredBlock)
-    layer, b = layer_of(block), -rowwise(r, block.g)
-    if isinstance(block, EmbeddingBlock):
-        return _of_tokens(block, layer, b.view(-1, block.positions, block.n_out))
-    P = whitening.get(layer)
+def _measurable(block: Block, whitening: Whitening) -> list[Block]:
+    """The block's gradients [n, 1, k], in V where it is whitened, as blocks whose stored numbers are what is added."""
+    if not isinstance(block, FactoredBlock):
+        return [block]
+    if isinstance(block, EmbeddingBlock):  # of a token that a sample has several times, the sum stands once
+        b = block.g.view(-1, block.positions, block.n_out)
+        first = (block.a.unsqueeze(1) == block.a.unsqueeze(2)).to(torch.uint8).argmax(dim=2)
+        once = torch.zeros_like(b).scatter_add_(1, first.unsqueeze(2).expand_as(b), b)
+        return [block.with_tensors((block.a, once.view_as(block.g)))]
+    P = whitening.get(layer_of(block))
     if _used_once(block):
-        a = with_ones(block.seen(), block).flatten(1)
-        return _of_outer(b, a if P is None else a @ P, layer)
-    formed = block.with_tensors((block.a, b.unsqueeze(1))).densify()
-    values = formed.values.squeeze(1)
+        if P is None:
+            return [block]
+        n_in = block.a.shape[2]
+        a = with_ones(block.a, block) @ P  # mixes the 1 of the bias with the inputs: the columns of both are weights
+        parts = [(a[..., :n_in], block.weight), (a[..., n_in:], block.bias)]
+        return [LinearBlock(inputs, block.g, span, None) for inputs, span in parts if span is not None]
+    formed = block.densify()
     if P is not None:
-        k = layer.weight[1] - layer.weight[0]
-        matrices = values[:, :k].view(len(values), k // (len(P) - (layer.bias is not None)), -1)
-        if layer.bias is None:
-            values = (matrices @ P).flatten(1)
-        else:
-            moved = torch.cat([matrices, values[:, k:].unsqueeze(2)], dim=2) @ P
-            values = torch.cat([moved[..., :-1].flatten(1), moved[..., -1]], dim=1)
-    return _of_formed(values, formed)
+        weight, *bias = torch.split(formed.values.squeeze(1), [b - a for a, b in formed.layout[1]], dim=1)
+        matrices = torch.cat([weight.view(len(weight), block.n_out, -1), *(b.unsqueeze(2) for b in bias)], dim=2) @ P
+        m = len(P) - len(bias)
+        values = torch.cat([matrices[..., :m].flatten(1), matrices[..., m:].flatten(1)], dim=1)
+        formed = formed.with_tensors((values.unsqueeze(1),))
+    return [formed]
 
 
-def _of_formed(values: Tensor, block: DenseBlock) -> _Share:
-    """Gradients [n, k] as they are, at the columns of a block."""
-    return lengths(values), lambda total, factors: block.scatter(total, factors @ _finite(values))
-
-
-def _of_outer(b: Tensor, a: Tensor, layer: Layer) -> _Share:
-    """b_i ⊗ a_i with b [n, outputs] and a [n, inputs], a bias's 1 behind them: of one layer used once."""
-
-    def add(total: Tensor, factors: Tensor) -> None:
-        product = (_finite(b) * factors.unsqueeze(1)).T @ _finite(a)
-        layer.write(total, layer.matrices(total, 1, b.shape[1]) + product)
-
-    return lengths(b) * lengths(a), add
-
-
-def _of_tokens(block: EmbeddingBlock, layer: Layer, b: Tensor) -> _Share:
-    """Rows [n, T, features] of an embedding's weight: of a token that a sample has several times their sum, once."""
-    first = (block.a.unsqueeze(1) == block.a.unsqueeze(2)).to(torch.uint8).argmax(dim=2)
-    values = torch.zeros_like(b).scatter_add_(1, first.unsqueeze(2).expand_as(b), b)
-
-    def add(total: Tensor, factors: Tensor) -> None:
-        rows = (_finite(values) * factors.view(-1, 1, 1)).flatten(0, 1)
-        total[slice(*layer.weight)].view(-1, block.n_out).index_add_(0, block.a.reshape(-1), rows)
-
-    return lengths(values), add
+def _norms(block: Block) -> Tensor:
+    """2-norm of each of the gradients [n, 1, k] that `_measurable` gives: float64 [n]."""
+    if isinstance(block, LinearBlock):
+        return lengths(block.g) * lengths(with_ones(block.a, block))
+    return lengths(block.tensors()[-1])  # values, or the rows of tokens that are there once
 
 
 def _used_once(block: Block) -> bool:
@@ -228,7 +207,4 @@ def _used_once(block: Block) -> bool:
 
 def _formed(block: Block) -> int:
     """Numbers of a sample's gradient that are formed."""
-    if isinstance(block, DenseBlock):
-        return block.values.shape[2]
-    assert isinstance(block, FactoredBlock)
-    return int(block.g.shape[2]) if isinstance(block, EmbeddingBlock) or _used_once(block) else block.columns
+    return 0 if isinstance(block, EmbeddingBlock) or _used_once(block) else sum(b - a for a, b in block.layout[1])

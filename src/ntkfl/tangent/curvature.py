@@ -21,22 +21,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ntkfl.errors import unknown
-from ntkfl.tangent.build import jacobian, numbers_at_once
-from ntkfl.tangent.dense import DenseBlock
-from ntkfl.tangent.factored import FactoredBlock
-from ntkfl.tangent.jacobian import BlockJacobian
+from ntkfl.tangent.blocks import DenseBlock, FactoredBlock, row_products
+from ntkfl.tangent.build import differentiable, jacobian, numbers_at_once
 from ntkfl.tangent.layers import EmbeddingBlock, ScaleBlock
 from ntkfl.tangent.losses import AnyLoss, Loss, find_loss
-from ntkfl.tangent.parameters import evaluating, trainable
-from ntkfl.tangent.passes import JacobianPlan
-from ntkfl.tangent.products import row_products
+from ntkfl.tangent.parameters import eager, evaluating, trainable, unflatten
+from ntkfl.tangent.passes import JacobianPlan, substituted
 from ntkfl.tangent.sums import (
     CONSTANT,
     DIAGONAL,
@@ -87,15 +83,13 @@ def curvature_sums(
         raise unknown("fisher", fisher, FISHERS)
     criterion, sums = find_loss(loss), _Totals(largest, fisher == "mc", generator)
     squares, layers = Y.new_zeros(plan.total), list[Layer]()
-    whole = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
-    unmoved = {part.weight.start for part in plan.parts if part.weight is not None and part.constant}
+    plan, unmoved = plan.factored(), plan.constant()
     columns = 1 if fisher == "mc" else plan.outputs
     for batch, own in _chunks(x, Y, max(1, plan.working * columns // plan.outputs)):
         f, gradient = _outputs_and_gradient(model, batch, own, criterion)
         sums.add(GRADIENT, gradient)
         R = criterion.hessian_root(f, own) if fisher == "exact" else criterion.drawn_root(f, own, generator)
-        J = jacobian(model, batch, plan=whole, contract=R.mT)  # Rᵀ J: [n, c, d]
-        assert isinstance(J, BlockJacobian)
+        J = jacobian(model, batch, plan=plan, contract=R.mT)  # Rᵀ J: [n, c, d]
         layers = []
         for block in J.blocks:
             if isinstance(block, FactoredBlock):
@@ -112,19 +106,41 @@ def curvature_sums(
 def step_curvature(model: nn.Module, x: Tensor, Y: Tensor, change: Tensor, loss: AnyLoss, plan: JacobianPlan) -> Tensor:
     """N Δᵀ C Δ = Σ_i ‖R_iᵀ J_i Δ‖² over the rows of x, []: the curvature that a change Δ [d] of the weights meets."""
     criterion, total = find_loss(loss), change.new_zeros((), dtype=torch.float64)
-    for batch, own in _chunks(x, Y, plan.working):
-        J = jacobian(model, batch, plan=plan)
-        with evaluating(model), torch.no_grad():
-            R = criterion.hessian_root(model(batch), own)
-        total += (R.mT @ J.jvp(change).unsqueeze(2)).square().sum(dtype=torch.float64)
+    for batch, own in _chunks(x, Y, max(1, plan.working // plan.outputs)):
+        f, moved = _outputs_and_jvp(model, batch, change, plan)
+        R = criterion.hessian_root(f, own)
+        total += (R.mT @ moved.unsqueeze(2)).square().sum(dtype=torch.float64)
     return total
+
+
+def _outputs_and_jvp(model: nn.Module, x: Tensor, change: Tensor, plan: JacobianPlan) -> tuple[Tensor, Tensor]:
+    """Outputs f and J Δ, [N, d2] each. Cost: about three gradient passes, whatever d2 is.
+
+    Jᵀ u is linear in u, so that a backward pass through its backward pass gives J Δ. Where an operation has no second
+    derivative, or a wrong one, so that ⟨u, J Δ⟩ is not ⟨Jᵀ u, Δ⟩, the Jacobian is made.
+    """
+    with eager(model) as model, differentiable(model):
+        plan.check(model)
+        parameters, directions = [*trainable(model).values()], [*unflatten(model, change).values()]
+        try:
+            with substituted(plan.known, {}), torch.enable_grad():
+                f = model(x)
+                u = torch.randn(f.shape, generator=torch.Generator().manual_seed(0)).to(f).requires_grad_()
+                back = torch.autograd.grad(f, parameters, u, create_graph=True, allow_unused=True)
+                used = [(g, v) for g, v in zip(back, directions, strict=True) if g is not None]
+                moved: Tensor = torch.autograd.grad([g for g, _ in used], u, [v for _, v in used])[0]
+            off = (u * moved).sum() - torch.stack([(g * v).sum() for g, v in used]).sum()
+            if bool(off.abs() <= 1e-4 * u.norm() * moved.norm()):
+                return f.detach(), moved
+        except RuntimeError:
+            pass
+        return model(x), jacobian(model, x, plan=plan).jvp(change)
 
 
 def layer_of(block: FactoredBlock) -> Layer:
     """The columns of a block whose weight trains."""
     assert block.weight is not None
-    bias = None if block.bias is None else (block.bias.start, block.bias.stop)
-    return Layer((block.weight.start, block.weight.stop), bias, isinstance(block, EmbeddingBlock))
+    return Layer.at(block.weight, block.bias, isinstance(block, EmbeddingBlock))
 
 
 def with_ones(seen: Tensor, block: FactoredBlock) -> Tensor:
@@ -168,7 +184,7 @@ class _Totals:
         name, outputs = layer.name, f"{layer.name}/{OUTPUTS}"
         if isinstance(block, ScaleBlock):
             # A channel's own 2×2 block, exact (unit-wise, Osawa et al. 2020): its weights are too few for more.
-            both = [block.weight_values()] + ([] if block.bias is None else [block.bias_values()])
+            both = [block.weight_values()] + ([] if block.bias is None else [block.pooled(block.g)])
             self.add_gram(f"{name}/{INPUTS}", torch.stack(both, dim=-1))
             return
         if not isinstance(block, EmbeddingBlock) and block.positions > 1:
@@ -185,8 +201,7 @@ class _Totals:
                 self.add(inputs + DIAGONAL, counts.to(block.g.dtype))
             else:
                 self.add_gram(inputs, with_ones(block.seen(), block).transpose(1, 2).flatten(0, 1))
-        back = block.g.reshape(-1, block.groups, block.g.shape[2] // (block.positions * block.groups))  # b
-        self.add_gram(outputs, back, 1 / block.positions)
+        self.add_gram(outputs, block.g.reshape(-1, block.groups, block.n_out // block.groups), 1 / block.positions)  # b
 
     def finished(self) -> dict[str, Tensor]:
         """All arrays."""
@@ -217,7 +232,6 @@ def _combined(D: Tensor, generator: torch.Generator | None) -> Tensor:
 
 def _derivatives(block: FactoredBlock) -> Tensor:
     """D = Rᵀ ∂f/∂W of every sample and column, a bias as the last input: [N·c, groups, outputs, inputs]."""
-    groups, outputs = block.groups, block.g.shape[2] // block.positions
-    weight = block.weight_values()
-    D = weight.view(-1, groups, outputs // groups, weight.shape[2] // outputs)
-    return D if block.bias is None else torch.cat([D, block.bias_values().reshape(*D.shape[:3], 1)], dim=-1)
+    weight = block.weight_values()  # [N, c, k]
+    D = weight.view(-1, block.groups, block.n_out // block.groups, weight.shape[2] // block.n_out)
+    return D if block.bias is None else torch.cat([D, block.pooled(block.g).reshape(*D.shape[:3], 1)], dim=-1)

@@ -124,137 +124,132 @@ def evolve(
     if not bool(f0.isfinite().all()):
         raise NumericalError("f0 has values that are not finite")
     Y = criterion.targets(y.to(J.device), d2, torch.float64)
-
     if scheme == "paper" and kernel != "trace":
         raise ConfigError("scheme 'paper' is the paper's sum, of its kernel 'trace'; use 'flow' for the full one")
+
     # What the rounding of f, and of a softmax, can make of targets that are met exactly.
     rounding = 16 * torch.finfo(f0.dtype).eps * Y.abs() if loss in LOSSES else torch.zeros_like(Y)
     if not bool((criterion.residual(f0, Y.to(f0.dtype)).abs() > rounding).any()):  # nothing to learn: R stays 0
         still = f0.expand(len(wanted), N, d2)
         return Evolution(J, lr, wanted, torch.zeros_like(still), lambda: still)
-
-    def solve(J: Jacobian) -> Solution:
-        theta, start = _kernel_product(J, kernel), f0.to(J.dtype)
-        if scheme == "descent":
-            return _descent(theta, start, Y, lr, wanted, criterion)
-        integrated = _sampled_flow if scheme == "paper" else _flow
-        return integrated(theta, start, Y, lr, wanted, criterion, rtol)
-
+    solve = {"flow": _flow, "descent": _descent, "paper": _sampled_flow}[scheme]
     if loss == "mse" and kernel == "trace" and scheme != "descent":
-        residuals, trajectory, stats = _spectral(J, f0, Y, lr, wanted, scheme)
-    else:
-        residuals, trajectory, stats = _as_far_as_it_goes(solve, J, len(wanted))
+        solve = _spectral
+    problem = _Problem(J, f0, Y, criterion, lr, wanted, kernel, scheme, rtol)
+    residuals, trajectory, stats = _as_far_as_it_goes(solve, problem)
     return Evolution(J, lr, wanted[: len(residuals)], _finite(residuals).to(J.dtype), trajectory, stats)
 
 
-def _as_far_as_it_goes(solve: Callable[[Jacobian], Solution], J: Jacobian, steps: int) -> Solution:
+@dataclass(frozen=True)
+class _Problem:
+    """Outputs f0 [N, d2], in J's precision, that move towards Y [N, d2], in float64."""
+
+    J: Jacobian
+    f0: Tensor
+    Y: Tensor
+    loss: Loss
+    lr: float
+    steps: tuple[float, ...]
+    kernel: str
+    scheme: str
+    rtol: float
+
+    @property
+    def rate(self) -> float:
+        """η/N."""
+        return self.lr / len(self.J)
+
+    def product(self) -> Product:
+        """R ↦ Θ R for the full kernel, never made, or for the trace kernel, made here."""
+        if self.kernel == "full":
+            return self.J.product
+        H = self.J.kernel()
+        return lambda R: (R.to(H.dtype).T.contiguous() @ H).T  # H is symmetric; this way is the faster
+
+
+def _as_far_as_it_goes(solve: Callable[[_Problem], Solution], problem: _Problem) -> Solution:
     """What `solve` gives; where the error of a flow cannot be held, again with products in float64; where that fails
     too, or the cost has no end, the steps that were reached. `Statistics.fallback` says which; `NumericalError` where
     not one was.
     """
-    best = solve(J)
-    why, dear = best[2].stopped, best[2].exhausted
+    residuals, trajectory, stats = solve(problem)
+    why, dear, remarks = stats.stopped, stats.exhausted, list[str]()
     if not why:
-        return best
-    remarks = []
-    if not dear and J.dtype != torch.float64:
-        again = solve(J.double())
-        again[2].evaluations += best[2].evaluations
-        if len(again[0]) >= len(best[0]):
-            best, remarks = again, ["products in float64"]
-    residuals, trajectory, stats = best
+        return residuals, trajectory, stats
+    if not dear and problem.J.dtype != torch.float64:
+        again = solve(replace(problem, J=problem.J.double(), f0=problem.f0.double()))
+        again[2].evaluations += stats.evaluations
+        if len(again[0]) >= len(residuals):
+            (residuals, trajectory, stats), remarks = again, ["products in float64"]
     if not len(residuals):
         hint = "take shorter steps or a larger rtol" if dear else "look for extreme rows in the Jacobian"
         hint += "; inputs far from mean 0 and deviation 1 must be scaled first (ntkfl train --standardize)"
         raise NumericalError(f"the flow could not be integrated: {why}; {hint}")
-    if len(residuals) < steps:
-        remarks.append(f"{len(residuals)} of {steps} candidates")
+    if len(residuals) < len(problem.steps):
+        remarks.append(f"{len(residuals)} of {len(problem.steps)} candidates")
     return residuals, trajectory, replace(stats, fallback=f"{', '.join(remarks)}: {why}")
 
 
-def _kernel_product(J: Jacobian, kernel: str) -> Product:
-    """R ↦ Θ R for the full kernel, never made, or for the trace kernel, made once."""
-    if kernel == "full":
-        return J.product
-    H = J.kernel()
-    return lambda R: (R.to(H.dtype).T.contiguous() @ H).T  # H is symmetric; this way is the faster
-
-
-def _flow(
-    theta: Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: Loss, rtol: float
-) -> Solution:
+def _flow(own: _Problem) -> Solution:
     """R' = r(f0 + (η/N) Θ R), R(0) = 0, by Runge–Kutta–Chebyshev."""
-    rate = lr / len(f0)
-    Y = Y.to(f0.dtype)
+    theta, f0, loss, Y, stats = own.product(), own.f0, own.loss, own.Y.to(own.f0.dtype), Statistics()
     rounding = 0.0 if f0.dtype == torch.float64 else torch.finfo(f0.dtype).eps
 
     # Outputs are no better than the products they come from, so they stay in that precision; the state does not.
     def outputs(R: Tensor) -> Tensor:
-        return torch.add(f0, theta(R), alpha=rate)
-
-    def slope(R: Tensor) -> Tensor:
-        return loss.residual(outputs(R), Y).double()
+        return torch.add(f0, theta(R), alpha=own.rate)
 
     # The Jacobian of R' is −(η/N) Λ Θ with Λ the loss's curvature: similar to a symmetric positive one.
     def stiffness(R: Tensor) -> Product:
         f = outputs(R)
-        return lambda v: loss.curvature_product(f, Y, rate * theta(v)).double()
+        return lambda v: loss.curvature_product(f, Y, own.rate * theta(v))
 
-    start = torch.zeros_like(f0, dtype=torch.float64)
-    states, stats = integrate(slope, start, steps, stiffness, rtol, rounding)
-    residuals = torch.stack(states) if states else f0.new_empty((0, *f0.shape))
+    start = torch.zeros_like(f0)
+    states = integrate(lambda R: loss.residual(outputs(R), Y), start, own.steps, stiffness, own.rtol, stats, rounding)
+    residuals = _stacked([*states], f0)
     return residuals, lambda: torch.stack([outputs(R) for R in residuals]), stats
 
 
-def _sampled_flow(
-    theta: Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: Loss, rtol: float
-) -> Solution:
+def _sampled_flow(own: _Problem) -> Solution:
     """R(t) = Σ_{u<t} r(f(u)) at whole u, f' = (η/N) Θ r(f), by Runge–Kutta–Chebyshev.
 
     The state is f: where R is interpolated, as in `_flow`, each f(u) would take a product with the kernel of its own.
     """
-    rate, start, near = lr / len(f0), f0.double(), Y.to(f0.dtype)
-    total, done, wanted = loss.residual(start, Y), 0, frozenset(steps)
-    residuals: list[Tensor] = []
-    outputs: list[Tensor] = []
+    theta, loss, near, stats = own.product(), own.loss, own.Y.to(own.f0.dtype), Statistics()
 
     def slope(f: Tensor) -> Tensor:
-        return theta(loss.residual(f.to(f0.dtype), near)).double() * rate
+        return theta(loss.residual(f.to(near.dtype), near)).double() * own.rate
 
     def stiffness(f: Tensor) -> Product:
-        rounded = f.to(f0.dtype)
-        return lambda v: theta(loss.curvature_product(rounded, near, v.to(f0.dtype))).double() * rate
+        rounded = f.to(near.dtype)
+        return lambda v: theta(loss.curvature_product(rounded, near, v.to(near.dtype))).double() * own.rate
 
-    def add(f: Tensor) -> None:
-        nonlocal total, done
-        done += 1
-        if done in wanted:
+    residuals, outputs, total = [], [], loss.residual(own.f0.double(), own.Y)
+    whole = range(1, int(own.steps[-1]) + 1)
+    for u, f in enumerate(integrate(slope, own.f0, whole, stiffness, own.rtol, stats), start=1):
+        if u in own.steps:
             residuals.append(total)
             outputs.append(f)
-        total = total + loss.residual(f, Y)
-
-    _, stats = integrate(slope, start, range(1, int(steps[-1]) + 1), stiffness, rtol, collect=add)
-    summed = torch.stack(residuals) if residuals else f0.new_empty((0, *f0.shape))
-    return summed, lambda: torch.stack(outputs), stats
+        total = total + loss.residual(f, own.Y)
+    return _stacked(residuals, own.f0), lambda: torch.stack(outputs), stats
 
 
-def _descent(theta: Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], loss: Loss) -> Solution:
+def _descent(own: _Problem) -> Solution:
     """Explicit gradient descent on the linearised model; the plain reference."""
-    rate = lr / f0.shape[0]
-    start = f0.double()
-    before = float(per_sample(loss, start, Y).mean())
+    theta, start, loss = own.product(), own.f0.double(), own.loss
+    before = float(per_sample(loss, start, own.Y).mean())
     f, R = start, torch.zeros_like(start)
     outputs, residuals, done = [], [], 0
-    for wanted in steps:
+    for wanted in own.steps:
         while done < wanted:
-            R = R + loss.residual(f, Y)
-            f = start + rate * theta(R).double()
+            R = R + loss.residual(f, own.Y)
+            f = start + own.rate * theta(R).double()
             done += 1
-        now = float(per_sample(loss, f, Y).mean())
+        now = float(per_sample(loss, f, own.Y).mean())
         # The loss is convex in f, so stable descent cannot end above where it began.
         if not math.isfinite(now) or now > before * (1 + 1e-6) + 1e-12:
             raise NumericalError(
-                f"gradient descent diverged: after {done} steps of size {lr:g} the loss is {now:.4g}, "
+                f"gradient descent diverged: after {done} steps of size {own.lr:g} the loss is {now:.4g}, "
                 f"against {before:.4g} at the start; take a smaller lr, or scheme 'flow', which has no stability limit"
             )
         outputs.append(f)
@@ -262,21 +257,26 @@ def _descent(theta: Product, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[f
     return torch.stack(residuals), lambda: torch.stack(outputs), Statistics(evaluations=done)
 
 
-def _spectral(J: Jacobian, f0: Tensor, Y: Tensor, lr: float, steps: Sequence[float], scheme: str) -> Solution:
+def _spectral(own: _Problem) -> Solution:
     """`mse` with the trace kernel, in closed form: with H = Q diag(λ) Qᵀ and h = η/(N d2), f(t) − Y decays as e^{−hλt}.
 
     Accumulated residuals per eigenvalue: ∫_0^t e^{−hλu} du (`flow`) or Σ_{u<t} e^{−hλu} (`paper`), both t as λ → 0.
     """
-    N, d2 = f0.shape
-    eigenvalues, Q = torch.linalg.eigh(_finite(J.kernel().double()))
-    decay = eigenvalues.clamp_min(0) * (lr / (N * d2))  # [N]; the kernel is positive semidefinite up to rounding
-    t = torch.tensor(steps, dtype=torch.float64, device=f0.device).unsqueeze(1)  # [S, 1]
-    per_step = torch.expm1(-decay) if scheme == "paper" else -decay
+    d2 = own.J.shape[1]
+    eigenvalues, Q = torch.linalg.eigh(_finite(own.J.kernel().double()))
+    decay = eigenvalues.clamp_min(0) * (own.rate / d2)  # [N]; the kernel is positive semidefinite up to rounding
+    t = torch.tensor(own.steps, dtype=torch.float64, device=Q.device).unsqueeze(1)  # [S, 1]
+    per_step = torch.expm1(-decay) if own.scheme == "paper" else -decay
     tiny = decay < 1e-300
     weight = torch.where(tiny, t, torch.expm1(-decay * t) / torch.where(tiny, 1.0, per_step))  # [S, N]
-    start = Q.T @ (Y - f0.double())  # [N, d2]
+    start = Q.T @ (own.Y - own.f0.double())  # [N, d2]
     residuals = Q @ (weight.unsqueeze(-1) * start) / d2
-    return residuals, lambda: Y - Q @ (torch.exp(-decay * t).unsqueeze(-1) * start), Statistics(evaluations=1)
+    return residuals, lambda: own.Y - Q @ (torch.exp(-decay * t).unsqueeze(-1) * start), Statistics(evaluations=1)
+
+
+def _stacked(states: list[Tensor], like: Tensor) -> Tensor:
+    """[S, N, d2], S = 0 too."""
+    return torch.stack(states) if states else like.new_empty(0, *like.shape)
 
 
 def _finite(values: Tensor) -> Tensor:

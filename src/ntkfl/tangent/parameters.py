@@ -129,6 +129,27 @@ def full_precision() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def refuses_autocast(model: nn.Module) -> Iterator[None]:
+    """`ModelError` where a part of the model runs under an autocast of the model's own: what it gives is rounded to
+    another type than the weights', and derivatives of it are not those of the function that the weights make.
+    """
+
+    def check(module: nn.Module, inputs: object) -> None:
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            raise ModelError(
+                f"the model runs {type(module).__name__} under torch.autocast in its forward: take that out, as "
+                "everything here is computed in the weights' own type"
+            )
+
+    handles = [module.register_forward_pre_hook(check) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def _original(model: nn.Module) -> nn.Module:
     """What `torch.compile` made this of, or itself; asked by the name, as the class comes with a slow import."""
     while type(model).__name__ == "OptimizedModule":

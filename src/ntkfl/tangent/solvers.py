@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ _DOUBT = 0.05  # a slope this wrong, relative to the step's, and the state is no
 _ITERATIONS, _TOLERANCE = 20, 0.05  # of a power iteration for the spectral radius
 _RADIUS_EVERY = 25  # steps between two estimates of the spectral radius; it falls as outputs sharpen
 
+Field = Callable[[Tensor], Tensor]
+
 
 @dataclass
 class Statistics:
@@ -32,27 +35,35 @@ class Statistics:
     """
 
     evaluations: int = 0
-    accepted: int = 0
-    rejected: int = 0
+    steps: int = 0
     worst_error: float = 0.0
     stopped: str = ""
     exhausted: bool = False  # stopped for its cost alone: more precision would not help
     fallback: str = ""
 
 
+class _Step(NamedTuple):
+    """States and slopes at both ends of a step of size h."""
+
+    h: float
+    y: Tensor
+    slope: Tensor
+    end: Tensor
+    end_slope: Tensor
+
+
 def integrate(
-    rhs: Callable[[Tensor], Tensor],
+    rhs: Field,
     start: Tensor,
     times: Sequence[float],
-    stiffness: Callable[[Tensor], Callable[[Tensor], Tensor]],
+    stiffness: Callable[[Tensor], Field],
     rtol: float,
+    stats: Statistics,
     rounding: float = 0.0,
-    collect: Callable[[Tensor], None] | None = None,
-) -> tuple[list[Tensor], Statistics]:
-    """States of y' = F(y) = `rhs`(y) at the increasing `times`, from `start` at time 0. Fewer, and
-    `Statistics.stopped` says why, where the error cannot be held (values that are not finite, steps that shrink to
-    nothing) or the cost has no end. With `collect` each goes there instead, one after another, so that thousands of
-    them need not be held at once.
+) -> Iterator[Tensor]:
+    """States of y' = F(y) = `rhs`(y) at the increasing `times`, from `start` at time 0, one after another, so that
+    thousands of them need not be held at once. Fewer, and `stats.stopped` says why, where the error cannot be held
+    (values that are not finite, steps that shrink to nothing) or the cost has no end.
 
     `stiffness(y)` is F's Jacobian at y, times −1, as a product with vectors. Each step's error, relative to the size of
     the state, is held below `rtol`; output times inside a step are interpolated by the cubic through both ends
@@ -62,11 +73,10 @@ def integrate(
     `rounding` is that precision: slopes carry it, times the stiffness, into what is interpolated (`_between`).
     Evaluations of F and estimates of its stiffness are 50,000 at most.
     """
-    stats = Statistics()
 
     def field(y: Tensor) -> Tensor:
         stats.evaluations += 1
-        return rhs(y)
+        return rhs(y).double()
 
     y = start.double()
     slope = field(y)
@@ -81,58 +91,55 @@ def integrate(
         stats.evaluations += products + 1  # one for F's Jacobian itself
         return 1.2 * value
 
-    out: list[Tensor] = []
-    keep = collect or out.append
     t, pending = 0.0, deque(times)
     rho = radius(y)
     h = _first_step(field, y, slope, rho, times[-1], rtol) if math.isfinite(rho) else 0.0
     previous_h, previous_error, since_radius = 0.0, 1.0, 0
     while pending:
+        reached = f"time {t:.3g} of {times[-1]:.3g}"
         if not math.isfinite(rho):
-            stats.stopped = f"the kernel's largest eigenvalue is not finite at time {t:.3g} of {times[-1]:.3g}"
-            break
+            stats.stopped = f"the kernel's largest eigenvalue is not finite at {reached}"
+            return
         room = MOST_PRODUCTS - stats.evaluations - 1  # of a step's stages; one more evaluation is for its error
-        if stats.accepted + stats.rejected >= _MOST_STEPS or room < 2:
-            cost = f"{stats.accepted + stats.rejected} steps and {stats.evaluations} products with the kernel"
-            stats.stopped, stats.exhausted = f"{cost} reached only time {t:.3g} of {times[-1]:.3g}", True
-            break
+        if stats.steps >= _MOST_STEPS or room < 2:
+            cost = f"{stats.steps} steps and {stats.evaluations} products with the kernel"
+            stats.stopped, stats.exhausted = f"{cost} reached only {reached}", True
+            return
         h = min(h, times[-1] - t)
         stages = _stages(h, rho)
         if stages > min(MOST_STAGES, room):
             stages = min(MOST_STAGES, room)
             h = (stages**2 - 1) / (1.54 * rho)
         end = chebyshev_step(field, y, slope, h, stages)
-        end_slope = field(end)
-        estimate = torch.sub(y, end).mul_(0.8).add_((slope + end_slope).mul_(0.4 * h))
+        step = _Step(h, y, slope, end, field(end))
+        stats.steps += 1
+        estimate = torch.sub(y, end).mul_(0.8).add_((slope + step.end_slope).mul_(0.4 * h))
         error = float(estimate.norm()) / (rtol * max(float(y.norm()), float(end.norm()), 1e-300))
         if not math.isfinite(error) or error > 1.0:
-            stats.rejected += 1
             h *= 0.1 if not math.isfinite(error) else max(0.1, 0.8 / error ** (1 / 3))
             rho, since_radius = max(rho, radius(y)), 0  # an unstable step looks like a large error
             if h < 1e-12 * times[-1]:
-                stats.stopped = f"the flow became too steep to integrate at time {t:.3g} of {times[-1]:.3g}"
-                break
+                stats.stopped = f"the flow became too steep to integrate at {reached}"
+                return
             continue
+        stats.worst_error = max(stats.worst_error, error * rtol)
         while pending and pending[0] <= t + h * (1 + 1e-12):
-            at = pending.popleft() - t
-            keep(_between(field, at, h, (y, slope), (end, end_slope), rho, rounding))
+            yield _between(field, pending.popleft() - t, step, rho, rounding)
         # Predictive controller of the reference implementation: the trend of the error over the last two steps.
-        factor = 0.8 / max(error, 1e-10) ** (1 / 3)
+        error = max(error, 1e-10)
+        factor = 0.8 / error ** (1 / 3)
         if previous_h:
-            factor = min(factor, factor * h / previous_h * (previous_error / max(error, 1e-10)) ** (1 / 3))
-        previous_h, previous_error = h, max(error, 1e-10)
+            factor = min(factor, factor * h / previous_h * (previous_error / error) ** (1 / 3))
+        previous_h, previous_error = h, error
         t += h
         h *= min(10.0, max(0.1, factor))
-        y, slope = end, end_slope
-        stats.accepted += 1
-        stats.worst_error = max(stats.worst_error, error * rtol)
+        y, slope = end, step.end_slope
         since_radius += 1
         if since_radius >= _RADIUS_EVERY and pending:
             rho, since_radius = radius(y), 0
-    return out, stats
 
 
-def chebyshev_step(field: Callable[[Tensor], Tensor], y: Tensor, slope: Tensor, h: float, stages: int) -> Tensor:
+def chebyshev_step(field: Field, y: Tensor, slope: Tensor, h: float, stages: int) -> Tensor:
     """One step of size h from y with F(y) = slope, by the method of `stages` stages: a three-term recursion."""
     first, coefficients = _coefficients(stages)
     before, current = y, torch.add(y, slope, alpha=first * h)
@@ -164,9 +171,7 @@ def _coefficients(stages: int) -> tuple[float, tuple[tuple[float, float, float, 
     return b[1] * w1, tuple(rows)
 
 
-def _first_step(
-    field: Callable[[Tensor], Tensor], y: Tensor, slope: Tensor, rho: float, end: float, rtol: float
-) -> float:
+def _first_step(field: Field, y: Tensor, slope: Tensor, rho: float, end: float, rtol: float) -> float:
     """A first step from the second derivative met by one Euler step, as the reference implementation does."""
     h = min(end, 1.0 / rho) if rho > 0 else end
     trial = y + h * slope
@@ -180,42 +185,30 @@ def _stages(h: float, rho: float) -> int:
     return max(2, 1 + math.isqrt(int(1.54 * h * rho + 1)))
 
 
-def _between(
-    field: Callable[[Tensor], Tensor],
-    at: float,
-    h: float,
-    start: tuple[Tensor, Tensor],
-    end: tuple[Tensor, Tensor],
-    rho: float,
-    rounding: float,
-) -> Tensor:
-    """The state at time `at` into a step of size h, interpolated; or by a step of its own to there.
+def _between(field: Field, at: float, step: _Step, rho: float, rounding: float) -> Tensor:
+    """The state at time `at` into a step: of the cubic with the states and slopes at both ends, or by a step of its own
+    to there.
 
     A step damps the rounding of its slopes; interpolation adds up to h/7 of it to the state, and the stiffest
     directions multiply it by ρ again: in float32 the outputs between two ends can be wrong where both ends are right.
     Where that might be, F is asked whether the cubic's slope is its own.
     """
-    (y, slope), (y1, slope1) = start, end
+    h, y, slope, end, end_slope = step
     s = at / h
-    state = _hermite(s, h, y, slope, y1, slope1)
+    state = torch.lerp(y, end, s * s * (3 - 2 * s))
+    state.add_(slope, alpha=h * s * (1 - s) ** 2).add_(end_slope, alpha=-h * s * s * (1 - s))
     if s > 1 - 1e-9 or not rounding:
         return state
-    size = max(float(slope.norm()), float(slope1.norm()))
-    if rho * rho * h * rounding / 7 * float(y1.norm()) <= _DOUBT * size:
+    size = max(float(slope.norm()), float(end_slope.norm()))
+    if rho * rho * h * rounding / 7 * float(end.norm()) <= _DOUBT * size:
         return state
-    cubic = (y1 - y) * (6 * s * (1 - s) / h) + slope * ((1 - s) * (1 - 3 * s)) + slope1 * (s * (3 * s - 2))
+    cubic = (end - y) * (6 * s * (1 - s) / h) + slope * ((1 - s) * (1 - 3 * s)) + end_slope * (s * (3 * s - 2))
     if float((field(state) - cubic).norm()) <= _DOUBT * size:
         return state
     return chebyshev_step(field, y, slope, at, _stages(at, rho))
 
 
-def _hermite(s: float, h: float, y0: Tensor, f0: Tensor, y1: Tensor, f1: Tensor) -> Tensor:
-    """The cubic with values y0, y1 and slopes f0, f1, at fraction s of the step."""
-    values = torch.lerp(y0, y1, s * s * (3 - 2 * s))
-    return values.add_(f0, alpha=h * s * (1 - s) ** 2).add_(f1, alpha=-h * s * s * (1 - s))
-
-
-def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> tuple[float, Tensor, int]:
+def largest_eigenvalue(product: Field, start: Tensor) -> tuple[float, Tensor, int]:
     """Power iteration for an operator with real nonnegative spectrum: an estimate from below, its vector, products.
 
     A start close to the answer, the vector of an earlier call, ends it after two products.
@@ -223,7 +216,7 @@ def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> tu
     v = start / start.norm().clamp_min(1e-300)
     value = 0.0
     for count in range(1, _ITERATIONS + 1):
-        image = product(v)
+        image = product(v).double()
         norm = float(image.norm())
         if not norm > 0 or not math.isfinite(norm):
             return norm, v, count

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Hashable
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from ntkfl.errors import ModelError
-from ntkfl.tangent.jacobian import Block, row_norms
+from ntkfl.tangent.blocks import Block, DenseBlock, Layout
 
 
 class SparseBlock(Block):
@@ -37,15 +36,15 @@ class SparseBlock(Block):
         self._compressed: tuple[Tensor, Tensor] | None = None  # J and Jᵀ
 
     @property
-    def layout(self) -> Hashable:
+    def layout(self) -> Layout:
         """Rows of as many entries."""
-        return ("sparse", self.outputs, self.columns, self.values.shape[1])
+        return ("sparse", ((0, self.columns),), (self.outputs, self.values.shape[1]))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.values, self.positions)
+        return (self.positions, self.values)
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        values, positions = tensors
+        positions, values = tensors
         return type(self)(values, positions, self.outputs, self.columns)
 
     def add_jvp(self, out: Tensor, delta: Tensor) -> None:
@@ -75,14 +74,10 @@ class SparseBlock(Block):
             out[:, at : at + few] = mine @ spread
         return out
 
-    def write_dense(self, out: Tensor) -> None:
-        out.zero_().view(len(self.values), -1).scatter_(1, self.positions.long(), self.values)
-
-    def norms(self) -> Tensor:
-        return row_norms(self.values)
-
-    def scaled(self, factors: Tensor) -> Self:
-        return self.with_tensors((self.values * factors[:, None], self.positions))
+    def densify(self) -> DenseBlock:
+        dense = self.values.new_zeros(len(self.values), self.outputs * self.columns)
+        dense.scatter_(1, self.positions.long(), self.values)
+        return DenseBlock(dense.view(-1, self.outputs, self.columns), (slice(0, self.columns),))
 
     def _matrices(self) -> tuple[Tensor, Tensor]:
         """J [N·d2, d] and Jᵀ [d, N·d2]."""

@@ -32,6 +32,16 @@ class Layer(NamedTuple):
     bias: Span | None
     transposed: bool  # an embedding's [tokens, features]
 
+    @staticmethod
+    def at(weight: slice, bias: slice | None, transposed: bool = False) -> Layer:
+        """The layer whose weight and bias have these columns."""
+        return Layer((weight.start, weight.stop), None if bias is None else (bias.start, bias.stop), transposed)
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Columns of the weight, and of the bias where there is one."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
     @property
     def name(self) -> str:
         """As arrays are named: columns of the weight, of the bias, and T where transposed."""
@@ -63,6 +73,20 @@ class Layer(NamedTuple):
         vector[slice(*self.weight)] = (matrices[0].T if self.transposed else matrices).reshape(-1)
 
 
+class Columns(NamedTuple):
+    """Any columns, as a layer of one output whose inputs they are."""
+
+    which: Tensor
+
+    def matrices(self, vector: Tensor, groups: int, outputs: int) -> Tensor:
+        """Its columns of a vector [d], [1, 1, k]."""
+        return vector[self.which].view(groups, outputs, -1)
+
+    def write(self, vector: Tensor, matrices: Tensor) -> None:
+        """The inverse of `matrices`, into the vector."""
+        vector[self.which] = matrices.view(-1)
+
+
 def sketch_rank(n: int) -> int:
     """Columns that the sketch of a factor of n rows has."""
     return max(1, min(256, n // 4))
@@ -90,11 +114,13 @@ class Factor:
         """n, or −1 where the array is no such factor."""
         if self.values.ndim != (3 if self.form == SKETCH else 2) or not self.values.numel():
             return -1
-        n, triangle = self.values.shape[1], not self.form
+        _, numbers, *columns = self.values.shape
+        if self.form == DIAGONAL:
+            return numbers
         if self.form == SKETCH:
-            return n if 1 < self.values.shape[2] <= n else -1
-        n = (math.isqrt(8 * n + 1) - 1) // 2 if triangle else n
-        return -1 if triangle and n * (n + 1) // 2 != self.values.shape[1] else n
+            return numbers if 1 < columns[0] <= numbers else -1
+        n = (math.isqrt(8 * numbers + 1) - 1) // 2
+        return n if n * (n + 1) // 2 == numbers else -1
 
     def square(self) -> Tensor:
         """[groups, n, n] of a triangle."""
@@ -116,16 +142,11 @@ class Shaped(NamedTuple):
     shared: bool = False  # positions share the weights: A and G have the trace of C's block, A ⊗ G / trace is meant
 
     @property
-    def groups(self) -> int:
-        """Matrices that each factor has."""
-        return len((self.outputs or self.inputs).values)  # type: ignore[union-attr]
-
-    @property
     def shape(self) -> tuple[int, int, int]:
-        """(groups, outputs, inputs with the bias)."""
-        n = 1 if self.outputs is None else self.outputs.size
+        """(groups, which are the matrices that each factor has, outputs, inputs with the bias)."""
+        groups, n = len((self.outputs or self.inputs).values), 1 if self.outputs is None else self.outputs.size  # type: ignore[union-attr]
         start, stop = self.layer.weight
-        return self.groups, n, (stop - start) // (self.groups * n) + (self.layer.bias is not None)
+        return groups, n, (stop - start) // (groups * n) + (self.layer.bias is not None)
 
 
 @dataclass(frozen=True)
@@ -188,7 +209,7 @@ class Sums:
                 wrong |= shaped.inputs.size != m or len(shaped.inputs.values) != groups
             if wrong:
                 raise MessageError(f"factors that do not fit the columns {layer.name}")
-            taken += [layer.weight] + ([layer.bias] if layer.bias is not None else [])
+            taken += layer.spans
         taken.sort()
         if any(one[1] > two[0] for one, two in itertools.pairwise(taken)):
             raise MessageError("two layers that share columns")
@@ -211,7 +232,6 @@ def uncovered(layers: tuple[Layer, ...], d: int, device: torch.device) -> Tensor
     """The columns that no layer has, ascending; one tensor for all calls with these layers: do not write to it."""
     free = torch.ones(d, dtype=torch.bool)
     for layer in layers:
-        for span in (layer.weight, layer.bias):
-            if span is not None:
-                free[slice(*span)] = False
+        for start, stop in layer.spans:
+            free[start:stop] = False
     return free.nonzero().squeeze(1).to(device)

@@ -12,18 +12,14 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import MessageError
-from ntkfl.tangent.dense import DenseBlock
-from ntkfl.tangent.factored import FactoredBlock, LinearBlock
-from ntkfl.tangent.jacobian import Block, BlockJacobian, Jacobian, StackedJacobian
-from ntkfl.tangent.layers import BLOCKS
+from ntkfl.tangent.blocks import Block, DenseBlock, FactoredBlock
+from ntkfl.tangent.jacobian import Jacobian
+from ntkfl.tangent.layers import BLOCKS, LinearBlock
 from ntkfl.wire.message import NamedArrays
 
 
 def pack_jacobian(J: Jacobian) -> dict[str, Tensor]:
     """A Jacobian's stored form as arrays: exactly what it holds, nothing expanded."""
-    if isinstance(J, StackedJacobian):
-        raise MessageError("a Jacobian of mixed forms cannot travel in one message: send its parts")
-    assert isinstance(J, BlockJacobian)
     arrays = {"jacobian": torch.tensor(J.shape[1:], dtype=torch.int64)}
     for i, block in enumerate(J.blocks):
         if isinstance(block, FactoredBlock):
@@ -38,7 +34,7 @@ def pack_jacobian(J: Jacobian) -> dict[str, Tensor]:
     return arrays
 
 
-def unpack_jacobian(message: NamedArrays, outputs: int, columns: int, like: Tensor) -> BlockJacobian:
+def unpack_jacobian(message: NamedArrays, outputs: int, columns: int, like: Tensor) -> Jacobian:
     """The Jacobian in an upload, every shape and column span checked against the network's (d2, d)."""
     check_network(message, outputs, columns)
     blocks: list[Block] = []
@@ -58,7 +54,7 @@ def unpack_jacobian(message: NamedArrays, outputs: int, columns: int, like: Tens
     claimed.sort(key=lambda s: int(s.start))
     if any(a.stop > b.start for a, b in itertools.pairwise(claimed)):
         raise MessageError("two blocks of a Jacobian claim the same weights")
-    return BlockJacobian(blocks, outputs, columns)
+    return Jacobian(blocks, outputs, columns)
 
 
 def check_network(message: NamedArrays, outputs: int, columns: int) -> None:

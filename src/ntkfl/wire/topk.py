@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError, NotFinite, NumericalError, unknown
-from ntkfl.tangent.jacobian import BlockJacobian, Jacobian
+from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.sparse import SparseBlock
 from ntkfl.wire.jacobians import check_network
 from ntkfl.wire.message import NamedArrays
@@ -105,7 +105,7 @@ def decode_topk(
 
 def pack_topk(J: Jacobian, values_as: str = "8bit") -> dict[str, Tensor]:
     """A sparsified Jacobian as arrays of a message."""
-    if not isinstance(J, BlockJacobian) or len(J.blocks) != 1 or not isinstance(J.blocks[0], SparseBlock):
+    if len(J.blocks) != 1 or not isinstance(J.blocks[0], SparseBlock):
         raise MessageError("only a sparsified Jacobian travels as top-k rows: call sparsify first")
     block = J.blocks[0]
     coded = encode_topk(block.values, block.positions, J.shape[1] * J.shape[2], values_as)
@@ -113,15 +113,13 @@ def pack_topk(J: Jacobian, values_as: str = "8bit") -> dict[str, Tensor]:
     return arrays | {f"topk.{name}": array for name, array in coded.items()}
 
 
-def unpack_topk(
-    message: NamedArrays, outputs: int, columns: int, k: int, values_as: str, like: Tensor
-) -> BlockJacobian:
+def unpack_topk(message: NamedArrays, outputs: int, columns: int, k: int, values_as: str, like: Tensor) -> Jacobian:
     """The sparsified Jacobian in an upload, checked against the network's (d2, d) and the run's k."""
     check_network(message, outputs, columns)
     arrays = {name.removeprefix("topk."): a for name, a in message.arrays.items() if name.startswith("topk.")}
     values, positions = decode_topk(arrays, outputs * columns, k, values_as, like.dtype)
     block = SparseBlock(values.to(like.device), positions.to(like.device), outputs, columns)
-    return BlockJacobian([block], outputs, columns)
+    return Jacobian([block], outputs, columns)
 
 
 def _kind(values_as: str) -> tuple[torch.dtype, int]:

@@ -16,7 +16,6 @@ from torch import nn
 
 import ntkfl
 from ntkfl.errors import ConfigError
-from ntkfl.models import mlp
 
 DOUBLE = torch.float64
 
@@ -99,48 +98,26 @@ def test_the_papers_weights_miss_the_labels_its_outputs_reach() -> None:
     assert float(missed.norm()) > 0.5 * float(start.norm())
 
 
-def test_a_dense_jacobian_with_bias_is_the_input() -> None:
-    model = mlp(6, 10, 3).double()
-    x = torch.randn(4, 6, dtype=DOUBLE)
-    J = ntkfl.jacobian(model, x).dense()
-    by_weight, by_bias = J[:, :, :60].view(4, 3, 10, 6), J[:, :, 60:70]
-    active = by_bias.abs() > 1e-12
-    rows = (by_weight / by_bias.unsqueeze(-1))[active]
-    assert bool(active.flatten(1).any(dim=1).all())
-    torch.testing.assert_close(rows, x[:, None, None].expand(4, 3, 10, 6)[active])
-
-
-def test_one_local_step_of_fedavg_is_the_central_step_so_theorem_2_has_no_clients_in_it() -> None:
-    x = torch.eye(8, dtype=DOUBLE)
-    y = torch.ones(8, dtype=DOUBLE)
-    network = draw(300, 8, seed=0)
-    shares = list(torch.arange(8).view(4, 2))
-    central = descended(network, x, y, 0.5, 1).v
-    torch.testing.assert_close(federated_round(network, x, y, shares, 0.5, 1).v, central, rtol=0, atol=1e-14)
-    unequal = [torch.arange(6), torch.tensor([6]), torch.tensor([7])]  # the paper's F weighs clients, NTK-FL samples
-    assert float((federated_round(network, x, y, unequal, 0.5, 1).v - central).abs().max()) > 1e-3
-
-
-def test_the_one_norm_is_not_below_the_two_norm() -> None:
-    a = torch.tensor([1.0, 1.0])
-    assert float(a.norm(p=1)) > float(a.norm(p=2))
+def test_one_local_step_of_unequal_clients_is_not_the_central_step() -> None:
+    """Of equal ones it is (test_dynamics.py), so Theorem 2 has no clients in it; here F weighs clients, not samples."""
+    x, y, network = torch.eye(8, dtype=DOUBLE), torch.ones(8, dtype=DOUBLE), draw(300, 8, seed=0)
+    unequal = [torch.arange(6), torch.tensor([6]), torch.tensor([7])]
+    apart = federated_round(network, x, y, unequal, 0.5, 1).v - descended(network, x, y, 0.5, 1).v
+    assert float(apart.abs().max()) > 1e-3
 
 
 @given(st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=6), min_size=1, max_size=6))
-def test_the_step_that_cites_it_holds_by_another_way(clients: list[list[float]]) -> None:
-    # Σ_m Σ_j |a_mj| ≤ Σ_m √N_m ‖a_m‖₂ ≤ √N ‖a‖₂; the printed Σ_m N_m ‖a_m‖₁ ≤ √N ‖a‖₂ loses a factor N_m.
-    N = sum(map(len, clients))
+def test_the_step_by_norms_is_false_as_printed_and_holds_by_another_way(clients: list[list[float]]) -> None:
+    """Σ_m Σ_j |a_mj| ≤ Σ_m √N_m ‖a_m‖₂ ≤ √N ‖a‖₂; the printed Σ_m N_m ‖a_m‖₁ ≤ √N ‖a‖₂ loses a factor N_m, and cites
+    ‖a‖₁ ≤ ‖a‖₂, which is the wrong way round.
+    """
+    root = math.sqrt(sum(map(len, clients)))
     norm = math.sqrt(sum(v * v for a in clients for v in a))
-    summed = sum(abs(v) for a in clients for v in a)
-    between = sum(math.sqrt(len(a)) * math.sqrt(sum(v * v for v in a)) for a in clients)
-    assert summed <= between * (1 + 1e-12) + 1e-100
-    assert between <= math.sqrt(N) * norm * (1 + 1e-12) + 1e-100
-
-
-def test_the_step_as_printed_is_false() -> None:
-    clients = [[1.0, 1.0], [1.0, 1.0]]
-    printed = sum(len(a) * sum(map(abs, a)) for a in clients)
-    assert printed > math.sqrt(4) * math.sqrt(4)
+    between = sum(math.sqrt(len(a)) * math.hypot(*a) for a in clients)
+    assert sum(abs(v) for a in clients for v in a) <= between * (1 + 1e-12) + 1e-100
+    assert between <= root * norm * (1 + 1e-12) + 1e-100
+    ones = [[1.0, 1.0], [1.0, 1.0]]
+    assert sum(len(a) * sum(a) for a in ones) > math.sqrt(4) * math.hypot(*ones[0], *ones[1])
 
 
 def test_lemma_1_is_for_one_input_and_not_for_all() -> None:

@@ -8,14 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ntkfl_experiments.theory.two_layer import (
-    TwoLayer,
-    draw,
-    in_span,
-    limit_kernel,
-    sampled_kernel,
-    unit,
-)
+from ntkfl_experiments.theory.two_layer import TwoLayer, draw, in_span, limit_kernel, sampled_kernel, unit
 
 import ntkfl
 from ntkfl.errors import DataError
@@ -33,9 +26,8 @@ def covariance(size: int, seed: int = 0) -> torch.Tensor:
 
 
 def test_outputs_and_kernel_by_hand() -> None:
-    network = TwoLayer(
-        torch.tensor([[1.0, 0.0], [0.0, -1.0], [1.0, 1.0]], dtype=DOUBLE), torch.tensor([1.0, -1.0, -1.0], dtype=DOUBLE)
-    )
+    v = torch.tensor([[1.0, 0.0], [0.0, -1.0], [1.0, 1.0]], dtype=DOUBLE)
+    network = TwoLayer(v, torch.tensor([1.0, -1.0, -1.0], dtype=DOUBLE))
     x = torch.tensor([[0.6, 0.8], [0.6, -0.8]], dtype=DOUBLE)
     # Before the activation: 0.6, −0.8, 1.4 and 0.6, 0.8, −0.2.
     assert network.outputs(x).tolist() == pytest.approx([(0.6 - 1.4) / math.sqrt(3), (0.6 - 0.8) / math.sqrt(3)])

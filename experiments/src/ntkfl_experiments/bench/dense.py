@@ -1,6 +1,6 @@
 """The dense way, as published code does it: every derivative stored, kernels as products of the stored rows.
 
-Written apart from `tangent.dense`, so that it is a witness and not a relative.
+Written apart from `tangent.passes`, so that it is a witness and not a relative.
 """
 
 from __future__ import annotations

@@ -51,9 +51,8 @@ def read_shuffled(key: Mapping[str, Any]) -> dict[str, float]:
     low, high = pictures.min(), pictures.max()
 
     def likeness(original: Tensor, drawn: Tensor) -> float:
-        return float(
-            ssim(*((p.view(-1, 1, 28, 28) - low).div(high - low).clamp(0, 1) for p in (original, drawn))).mean()
-        )
+        pair = ((p.view(-1, 1, 28, 28) - low).div(high - low).clamp(0, 1) for p in (original, drawn))
+        return float(ssim(*pair).mean())
 
     return {
         "samples": count,
@@ -76,7 +75,7 @@ def read_projected(key: Mapping[str, Any]) -> dict[str, float]:
         privacy=PROJECTED,
     )
     heard = capture(config, 1)
-    helped = next(f for f in inputs(heard) if f.measure == "SSIM")
+    helped = next(f for f in inputs(heard, rows_of(heard)) if f.measure == "SSIM")
     return {
         "rows": len(heard.aligned()[1]),
         "dimensions": PROJECTED.projected_dim or 0,

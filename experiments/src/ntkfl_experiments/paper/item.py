@@ -24,7 +24,8 @@ from rich.console import Console
 from ntkfl.atomic import write_atomically
 from ntkfl.cli.compare import Watcher
 from ntkfl.compare.results import Row
-from ntkfl.compare.run import Searches, carry_out
+from ntkfl.compare.run import carry_out
+from ntkfl.compare.search import Searches
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Workers
 from ntkfl.errors import ConfigError, NTKFLError

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ntkfl.compare.results import Row
-from ntkfl.compare.run import Searches
+from ntkfl.compare.search import Searches
 from ntkfl.compare.spec import Entry
 from ntkfl.federation.config import DataConfig
 from ntkfl.report import COLOURS, LINES
@@ -72,8 +72,8 @@ def kept(rows: Sequence[Row], searches: Searches) -> list[dict[str, Any]]:
         {
             "label": row.label,
             "setting": row.setting,
-            "searched": searches[row.label]["searched"],
-            "at_edge": searches[row.label]["still_at_edge"],
+            "searched": {name: sorted(own) for name, own in searches[row.label].entry.grid.items()},
+            "at_edge": searches[row.label].at_edge,
             "accuracy": [[round(a, 4) for a in curve] for curve in row.accuracy],
             "steps": row.steps if any(t is not None for seed in row.steps for t in seed) else None,
             "uplink_mib": [round(sent[-1], 2) for sent in row.uplink_mib if sent],

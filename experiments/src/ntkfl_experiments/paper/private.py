@@ -48,7 +48,7 @@ def figure6(context: Context) -> ItemResult:
         for variant, (method, privacy) in VARIANTS.items() for rate in rates for dim in dims
     ]  # fmt: skip
     rows, searches = context.compare(setup.comparison(name, context, data, entries, rounds=rounds, seeds=seeds))
-    chosen = {label: found["chosen"] for label, found in searches.items() if found["searched"]}
+    chosen = {label: dict(found.best) for label, found in searches.items() if found.best}
     at = {row.label: [100 * curve[-1] for curve in row.accuracy] for row in rows}
     grids = {
         variant: [[statistics.mean(at[_name(variant, rate, dim)]) for dim in dims] for rate in rates]

@@ -9,7 +9,6 @@ pooled curvature: with the true Hessians, Newton's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -24,9 +23,7 @@ from ntkfl.methods.robust import weighted_sum
 from ntkfl.methods.task import ClientRound, State, Task
 from ntkfl.tangent import jacobian
 from ntkfl.tangent.curvature import LARGEST
-from ntkfl.tangent.factored import LinearBlock
-from ntkfl.tangent.jacobian import BlockJacobian
-from ntkfl.tangent.layers import ConvolutionBlock
+from ntkfl.tangent.layers import ConvolutionBlock, LinearBlock
 from ntkfl.tangent.sums import INPUTS, Factor, Layer
 from ntkfl.wire.message import Message
 
@@ -105,9 +102,7 @@ def _second_moments(task: Task, w: Tensor, client: ClientRound) -> dict[str, Ten
     columns, triangles [groups, m (m + 1) / 2], or diagonals [groups, m] of large ones.
     """
     plan = task.plan(client.x)
-    plan = replace(plan, parts=[replace(part, dense=False) for part in plan.parts])
-    J = jacobian(task.at(w), client.x, plan=plan)
-    assert isinstance(J, BlockJacobian)
+    J = jacobian(task.at(w), client.x, plan=plan.factored())
     found = {}
     for block in J.blocks:
         if not isinstance(block, LinearBlock | ConvolutionBlock):
@@ -116,8 +111,7 @@ def _second_moments(task: Task, w: Tensor, client: ClientRound) -> dict[str, Ten
         a = block.seen().transpose(0, 1).flatten(1, 2)
         if block.bias is not None:
             a = torch.cat([a, a.new_ones(*a.shape[:2], 1)], dim=-1)  # [groups, N · positions, m]
-        bias = None if block.bias is None else (block.bias.start, block.bias.stop)
-        name = f"{Layer((block.weight.start, block.weight.stop), bias, False).name}/{INPUTS}"
+        name = f"{Layer.at(block.weight, block.bias).name}/{INPUTS}"
         if a.shape[2] > LARGEST:
             found[name + _DIAGONAL] = a.square().sum(1) / len(client)
         else:

@@ -36,7 +36,7 @@ from ntkfl.methods.sums.curvature_reply import CHANGE, FactorSums, total_sums
 from ntkfl.methods.task import ClientRound, State, Task, blank_sample, check_finite, statistics
 from ntkfl.tangent import Sums, curvature_sums
 from ntkfl.tangent.curvature import LARGEST
-from ntkfl.tangent.metric import Metric
+from ntkfl.tangent.flow import Metric
 from ntkfl.tangent.sums import GRADIENT
 from ntkfl.wire.message import Message
 
@@ -120,7 +120,7 @@ class KfacFedAvg(Method):
             return Factors.of(task, self.values, arrays)
         own = {n.removeprefix(_METRIC): question.take(n, None, w) for n in question.arrays if n.startswith(_METRIC)}
         whole = {SAMPLES: w.new_ones(()), GRADIENT: w.new_zeros(()).expand_as(w)}  # checks the factors against w
-        metric = Metric(Sums(own | whole), self.damping, w.numel())
+        metric = Metric(Sums(own | whole), self.damping)
 
         def step(gradient: Tensor, v: Tensor) -> Tensor:
             direction = metric(gradient)

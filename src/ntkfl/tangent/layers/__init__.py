@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from ntkfl.tangent.factored import FactoredBlock, LinearBlock
+from ntkfl.tangent.blocks import FactoredBlock
 from ntkfl.tangent.layers.convolution import ConvolutionBlock, run_convolution
 from ntkfl.tangent.layers.embedding import EmbeddingBlock, run_embedding
-from ntkfl.tangent.layers.linear import run_attention, run_linear, run_recurrent
+from ntkfl.tangent.layers.linear import LinearBlock, run_attention, run_linear, run_recurrent
 from ntkfl.tangent.layers.scale import ScaleBlock, run_norm
 
 # By exact type: a subclass may compute something else.

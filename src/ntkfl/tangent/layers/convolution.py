@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
-from ntkfl.tangent.factored import Call, FactoredBlock, Settings
-from ntkfl.tangent.layers.tape import Tape
+from ntkfl.tangent.blocks import FactoredBlock, Factors, Settings, Tape, Tensors
 
 _Pair = tuple[int, int]
 
@@ -68,10 +67,10 @@ class ConvolutionBlock(FactoredBlock):
         return math.prod(self.geometry.positions(self.a.shape[2:]))
 
     @classmethod
-    def factors(cls, calls: Sequence[Call], settings: Settings) -> tuple[Tensor, Tensor, Settings] | None:
-        if len(calls) > 1:
+    def factors(cls, inputs: Tensors, sensitivities: Tensors, settings: Settings) -> Factors | None:
+        if len(inputs) > 1:
             return None  # images of several sizes share no factors, but their derivatives have one shape and add up
-        return calls[0].input, calls[0].sensitivity.flatten(2), settings
+        return inputs[0], sensitivities[0].flatten(2), settings
 
     @classmethod
     def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: Settings) -> bool:
@@ -144,7 +143,7 @@ def run_convolution(module: nn.Conv1d | nn.Conv2d, tape: Tape, input: Tensor) ->
     D = len(module.kernel_size)
     if module.padding_mode != "zeros" or input.ndim != D + 2:
         return NotImplemented
-    x, weight, flat = input, tape.value(module.weight), D == 1
+    (weight, bias), x, flat = tape.values(module.weight, module.bias), input, D == 1
     sides = module._reversed_padding_repeated_twice[::-1]  # PyTorch's own: of each dimension the right, then the left
     numbers = (module.kernel_size, module.stride, tuple(sides[::2]), module.dilation)
     if flat:
@@ -154,6 +153,6 @@ def run_convolution(module: nn.Conv1d | nn.Conv2d, tape: Tape, input: Tensor) ->
     if sides[::2] != sides[1::2] or not at.within(x.shape[2:]):  # such padding becomes part of the input
         x, at = F.pad(x, module._reversed_padding_repeated_twice), at._replace(padding=(0, 0))
 
-    out = F.conv2d(x, weight, tape.optional(module.bias), *at[1:])
-    out = tape.tap(ConvolutionBlock, x, out, "weight", None if module.bias is None else "bias", at.settings)
+    out = F.conv2d(x, weight, bias, *at[1:])
+    out = tape.tap(ConvolutionBlock, x, out, module.weight, module.bias, at.settings)
     return out.squeeze(2) if flat else out

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ntkfl.tangent.factored import Call, FactoredBlock, Settings, joined
-from ntkfl.tangent.layers.tape import Tape
+from ntkfl.tangent.blocks import FactoredBlock, Factors, Settings, Tape, Tensors, joined
 
 
 class EmbeddingBlock(FactoredBlock):
@@ -22,10 +20,10 @@ class EmbeddingBlock(FactoredBlock):
     kind = "embedding"
 
     @classmethod
-    def factors(cls, calls: Sequence[Call], settings: Settings) -> tuple[Tensor, Tensor, Settings]:
+    def factors(cls, inputs: Tensors, sensitivities: Tensors, settings: Settings) -> Factors:
         """settings: the token that is padding and never trains, or -1."""
-        a = joined([c.input.reshape(len(c.input), -1) for c in calls], dim=1)
-        g = joined([c.sensitivity.flatten(2, -2) for c in calls], dim=2)  # [N, d2, T, E]
+        a = joined([tokens.reshape(len(tokens), -1) for tokens in inputs], dim=1)
+        g = joined([g.flatten(2, -2) for g in sensitivities], dim=2)  # [N, d2, T, E]
         if settings[0] >= 0:
             g = g * (a != settings[0]).view(len(a), 1, -1, 1)
         return a.int(), g.flatten(2), ()
@@ -52,7 +50,7 @@ class EmbeddingBlock(FactoredBlock):
     def transpose(self, cotangent: Tensor) -> Tensor:
         """Cotangents added up by token."""
         lead = cotangent.shape[:-2]
-        out = cotangent.new_zeros(*lead, self.columns // self.n_out, self.n_out)
+        out = cotangent.new_zeros(*lead, self.width // self.n_out, self.n_out)
         return out.index_add_(-2, self.a.view(-1), cotangent.reshape(*lead, -1, self.n_out)).flatten(-2)
 
     def meet(self, other: Self) -> Tensor:
@@ -62,7 +60,7 @@ class EmbeddingBlock(FactoredBlock):
     def weight_values(self) -> Tensor:
         """g added up by token: [N, d2, V·E]."""
         g = self.g.view(*self.g.shape[:2], self.positions, self.n_out)
-        out = g.new_zeros(*g.shape[:2], self.columns // self.n_out, self.n_out)
+        out = g.new_zeros(*g.shape[:2], self.width // self.n_out, self.n_out)
         return out.scatter_add_(2, self.a.long()[:, None, :, None].expand(g.shape), g).flatten(2)
 
 
@@ -70,6 +68,6 @@ def run_embedding(module: nn.Embedding, tape: Tape, input: Tensor) -> Any:
     """out_t = W[token_t]."""
     if module.max_norm is not None or module.scale_grad_by_freq:  # weights or gradients that depend on the batch
         return NotImplemented
-    out = F.embedding(input, tape.value(module.weight), module.padding_idx)
+    out = F.embedding(input, tape.values(module.weight)[0], module.padding_idx)
     padding = -1 if module.padding_idx is None else module.padding_idx
-    return tape.tap(EmbeddingBlock, input, out, "weight", None, (padding,))
+    return tape.tap(EmbeddingBlock, input, out, module.weight, None, (padding,))

@@ -9,23 +9,62 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ntkfl.tangent.factored import LinearBlock
-from ntkfl.tangent.layers.tape import Tape
+from ntkfl.tangent.blocks import FactoredBlock, Factors, Settings, Tape, Tensors, joined, times_transposed
 
 State = tuple[Tensor, ...]  # (h,) or, for an LSTM, (h, c)
 
 
+class LinearBlock(FactoredBlock):
+    """`out = W a + b` used T times a sample: rows Σ_t g_t ⊗ [a_t, 1].
+
+    a: [N, T, n_in]; g: [N, d2, T·n_out]; W: [n_out, n_in].
+    """
+
+    kind = "linear"
+
+    @classmethod
+    def factors(cls, inputs: Tensors, sensitivities: Tensors, settings: Settings) -> Factors:
+        a = joined([x.reshape(len(x), -1, x.shape[-1]) for x in inputs], dim=1)
+        return a, joined([g.flatten(2) for g in sensitivities], dim=2), ()
+
+    @classmethod
+    def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: Settings) -> bool:
+        if a.ndim != 3 or not a.is_floating_point() or settings or not a.shape[1] or g.shape[2] % a.shape[1]:
+            return False
+        n_out = g.shape[2] // a.shape[1]
+        return weight == n_out * a.shape[2] and bias in (None, n_out)
+
+    def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """δW a_t + δb at every position: all directions in one product, as so many more outputs."""
+        lead, inputs = weight.shape[:-1], self.a.flatten(0, 1)
+        moved = times_transposed(inputs, weight.reshape(-1, inputs.shape[1]), None if bias is None else bias.flatten())
+        return moved.view(len(inputs), -1, self.n_out).transpose(0, 1).reshape(*lead, len(self.a), -1)
+
+    def transpose(self, cotangent: Tensor) -> Tensor:
+        """Σ_nt X_nt ⊗ a_nt."""
+        lead, inputs = cotangent.shape[:-2], self.a.flatten(0, 1)
+        rows = cotangent.reshape(math.prod(lead), len(inputs), self.n_out).mT.flatten(0, 1)
+        return times_transposed(rows, inputs.mT).reshape(*lead, -1)
+
+    def seen(self) -> Tensor:
+        """a itself, in one group."""
+        return self.a.unsqueeze(1)
+
+    def weight_values(self) -> Tensor:
+        """Outer products where the layer is used once: they need no sum, and broadcasting no reordering."""
+        if self.positions > 1:
+            return super().weight_values()
+        return (self.g.unsqueeze(3) * self.a.unsqueeze(1)).flatten(2)
+
+
 def run_linear(module: nn.Linear, tape: Tape, input: Tensor) -> Tensor:
     """out = W x + b, over samples alone or over sequences of them."""
-    return _project(module, tape, input, "weight", "bias")
+    return _project(tape, input, module.weight, module.bias)
 
 
-def _project(module: nn.Module, tape: Tape, x: Tensor, weight: str, bias: str) -> Tensor:
-    """W x + b for the parameters of these names, tapped. There may be no bias."""
-    own = dict(module.named_parameters(remove_duplicate=False))
-    b = own.get(bias)
-    out = F.linear(x, tape.value(own[weight]), tape.optional(b))
-    return tape.tap(LinearBlock, x, out, weight, None if b is None else bias)
+def _project(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """W x + b, tapped."""
+    return tape.tap(LinearBlock, x, F.linear(x, *tape.values(weight, bias)), weight, bias)
 
 
 def run_recurrent(
@@ -53,10 +92,14 @@ def run_recurrent(
         directions = []
         for suffix in ("", "_reverse")[: 1 + module.bidirectional]:
             name = f"l{layer}{suffix}"
-            from_input = _project(module, tape, x, f"weight_ih_{name}", f"bias_ih_{name}").unbind(time)
+            of_input, of_state = (
+                (getattr(module, f"weight_{kind}_{name}"), getattr(module, f"bias_{kind}_{name}", None))
+                for kind in ("ih", "hh")
+            )
+            from_input = _project(tape, x, *of_input).unbind(time)
             state, states = start[len(last)], []
             for now in reversed(from_input) if suffix else from_input:
-                from_state = _project(module, tape, state[0], f"weight_hh_{name}", f"bias_hh_{name}")
+                from_state = _project(tape, state[0], *of_state)
                 state = _step(module.mode, now, from_state, state)
                 states.append(state[0])
             last.append(state)
@@ -99,7 +142,7 @@ def run_attention(
     plain = module.bias_k is None and module.bias_v is None and not module.add_zero_attn and not module.training
     if not alone or not plain or module.in_proj_weight is None:
         return NotImplemented
-    projected = _project(module, tape, query, "in_proj_weight", "in_proj_bias")
+    projected = _project(tape, query, module.in_proj_weight, module.in_proj_bias)
     q, k, v = (_heads(t, module) for t in projected.chunk(3, dim=-1))  # [N, heads, L, E/heads]
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     if attn_mask is not None:  # [L, S] or [N·heads, L, S]; `is_causal` only says that it is the causal one
@@ -110,7 +153,7 @@ def run_attention(
     weights = scores.softmax(dim=-1)
     mixed = (weights @ v).transpose(1, 2).flatten(2)  # [N, L, E]
     mixed = mixed if module.batch_first else mixed.transpose(0, 1)
-    out = _project(module, tape, mixed, "out_proj.weight", "out_proj.bias")
+    out = _project(tape, mixed, module.out_proj.weight, module.out_proj.bias)
     if not need_weights:
         return out, None
     return out, weights.mean(dim=1) if average_attn_weights else weights

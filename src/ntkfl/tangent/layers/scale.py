@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ntkfl.tangent.factored import Call, FactoredBlock, Settings, joined
-from ntkfl.tangent.layers.tape import Tape
-
-_CHANNELS_FIRST, _CHANNELS_LAST = (1,), (0,)
+from ntkfl.tangent.blocks import FactoredBlock, Factors, Settings, Tape, Tensors, joined
 
 
 class ScaleBlock(FactoredBlock):
@@ -27,16 +23,11 @@ class ScaleBlock(FactoredBlock):
         return self.a.shape[1]
 
     @classmethod
-    def factors(cls, calls: Sequence[Call], settings: Settings) -> tuple[Tensor, Tensor, Settings]:
-        """settings: `_CHANNELS_FIRST` for [N, C, ...], or `_CHANNELS_LAST` with the count of normalised dimensions."""
-        inputs, outputs = [c.input for c in calls], [c.sensitivity for c in calls]
-        if settings == _CHANNELS_FIRST:
-            inputs = [x.flatten(2).mT if x.ndim > 2 else x.unsqueeze(1) for x in inputs]
-            outputs = [g.flatten(3).mT if g.ndim > 3 else g.unsqueeze(2) for g in outputs]
-        else:
-            features = settings[1]
-            inputs = [x.flatten(-features).reshape(len(x), -1, x.shape[-features:].numel()) for x in inputs]
-        return joined(inputs, dim=1), joined([g.reshape(*g.shape[:2], -1) for g in outputs], dim=2), ()
+    def factors(cls, inputs: Tensors, sensitivities: Tensors, settings: Settings) -> Factors:
+        """settings: the count of normalised dimensions, which come last."""
+        features = settings[0]
+        a = joined([x.reshape(len(x), -1, x.shape[-features:].numel()) for x in inputs], dim=1)
+        return a, joined([g.flatten(2) for g in sensitivities], dim=2), ()
 
     @classmethod
     def fits(cls, a: Tensor, g: Tensor, weight: int, bias: int | None, settings: Settings) -> bool:
@@ -45,7 +36,7 @@ class ScaleBlock(FactoredBlock):
 
     @classmethod
     def admits(cls, sample_dim: int, ndim: int, settings: Settings) -> bool:
-        return sample_dim == 0 if settings == _CHANNELS_FIRST else sample_dim < ndim - settings[1]
+        return sample_dim < ndim - settings[0]
 
     def apply(self, weight: Tensor, bias: Tensor | None) -> Tensor:
         """δγ ⊙ a_t + δβ."""
@@ -63,34 +54,30 @@ class ScaleBlock(FactoredBlock):
         return (self.g.view(*self.g.shape[:2], *self.a.shape[1:]) * self.a.unsqueeze(1)).sum(dim=2)
 
 
-def run_norm(module: nn.Module, tape: Tape, input: Tensor) -> Any:
+def run_norm(module: Any, tape: Tape, input: Tensor) -> Any:
     """out = γ ⊙ x̂ + β with x̂ = (x − mean) / √(var + ε): over the last dimensions (`LayerNorm`, and `RMSNorm` without a
     mean), groups of channels (`GroupNorm`), or by running statistics (`BatchNorm`; by those of the batch no sample
     stands alone).
     """
     match module:
         case nn.LayerNorm(normalized_shape=shape, eps=eps):
-            return _affine(module, tape, F.layer_norm(input, shape, None, None, eps), (*_CHANNELS_LAST, len(shape)))
+            return _affine(module, tape, F.layer_norm(input, shape, None, None, eps), len(shape))
         case nn.RMSNorm(normalized_shape=shape, eps=eps):
-            return _affine(module, tape, F.rms_norm(input, shape, None, eps), (*_CHANNELS_LAST, len(shape)))
+            return _affine(module, tape, F.rms_norm(input, shape, None, eps), len(shape))
         case nn.GroupNorm(num_groups=groups, eps=eps):
-            return _affine(module, tape, F.group_norm(input, groups, None, None, eps), _CHANNELS_FIRST)
-        case nn.BatchNorm1d() | nn.BatchNorm2d() | nn.BatchNorm3d():
-            if module.training or module.running_mean is None:
-                return NotImplemented
-            mean, var = module.running_mean, module.running_var
-            normal = F.batch_norm(input, mean, var, None, None, False, 0.0, module.eps)
-            return _affine(module, tape, normal, _CHANNELS_FIRST)
-    return NotImplemented
+            normal = F.group_norm(input, groups, None, None, eps)
+        case _ if module.training or module.running_mean is None:  # statistics of the batch
+            return NotImplemented
+        case _:
+            normal = F.batch_norm(input, module.running_mean, module.running_var, eps=module.eps)
+    return _affine(module, tape, normal.movedim(1, -1), 1).movedim(-1, 1)  # channels last
 
 
-def _affine(module: nn.Module, tape: Tape, normal: Tensor, settings: Settings) -> Tensor:
-    """out = γ ⊙ x̂ + β, tapped."""
-    gamma, beta = getattr(module, "weight", None), getattr(module, "bias", None)
-    if gamma is None:
+def _affine(module: nn.Module, tape: Tape, normal: Tensor, features: int) -> Tensor:
+    """out = γ ⊙ x̂ + β over the last dimensions, tapped."""
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    if weight is None:
         return normal
-    shape = (-1, *[1] * (normal.ndim - 2)) if settings == _CHANNELS_FIRST else gamma.shape
-    out = normal * tape.value(gamma).view(shape)
-    if beta is not None:
-        out = out + tape.value(beta).view(shape)
-    return tape.tap(ScaleBlock, normal, out, "weight", None if beta is None else "bias", settings)
+    gamma, beta = tape.values(weight, bias)
+    out = normal * gamma if beta is None else normal * gamma + beta
+    return tape.tap(ScaleBlock, normal, out, weight, bias, (features,))

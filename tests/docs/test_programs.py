@@ -1,0 +1,56 @@
+"""What the programs of docs/ make is true: tables say what results/ says, pages of options what the schemas check."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ntkfl.errors import ConfigError
+from ntkfl.methods import METHODS
+
+ROOT = Path(__file__).parents[2]
+
+
+def load(name: str) -> ModuleType:
+    """A program, which belongs to no package, as a module."""
+    spec = spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TABLES = load("tables")
+
+
+@pytest.mark.parametrize("name", TABLES.FILES)
+def test_a_table_is_as_its_results_say(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert TABLES.filled(text) == text, "stale: make tables"
+
+
+def test_every_table_stands_somewhere() -> None:
+    used = {name for file in TABLES.FILES for _, name, _ in TABLES.BLOCK.findall((ROOT / file).read_text())}
+    assert used == set(TABLES.TABLES)
+
+
+def test_bounds_of_options_are_those_that_are_checked() -> None:
+    """Each written bound, tried out: the value itself, where it is excluded, is refused."""
+    sections = re.split(r"^#+ (.+)\n", load("site_options").method_options(), flags=re.MULTILINE)[1:]
+    tables = dict(zip(sections[::2], sections[1::2], strict=True))
+    tried = 0
+    for name, method in METHODS.items():
+        for option, cells in re.findall(r"^\| `([\w-]+)` \| (.*) \|$", tables[name], re.MULTILINE):
+            values = re.split(r" (?<!\\)\| ", cells)[0]
+            for sign, bound in re.findall(r"([<>≤≥]) ([\d.e+-]+)", values):
+                step = 1 if "integer" in values else 1e-6
+                wrong = float(bound) + {"<": 0, ">": 0, "≤": step, "≥": -step}[sign]
+                with pytest.raises(ConfigError, match=option):
+                    method(**{option: int(wrong) if "integer" in values else wrong})
+                tried += 1
+    assert tried > 60  # as many bounds as the methods have, or nothing was read
