@@ -14,6 +14,8 @@ import pytest
 import torch
 from ntkfl_experiments.bench.report import processor_name
 
+import ntkfl
+
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 # Where the machine is told to keep no compiled modules, each of hundreds of processes would compile the package anew, a
@@ -29,6 +31,12 @@ def pytest_report_header() -> str:
     """What a numerical bound may have met: a failure on another processor is then told from one in the code."""
     instructions = torch.backends.cpu.get_cpu_capability()
     return f"{processor_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {instructions}"
+
+
+@pytest.fixture(scope="session")
+def digits() -> ntkfl.data.Federated:
+    """1,442 small pictures of digits, unevenly dealt to twenty clients."""
+    return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=20, alpha=0.3), seed=0)
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ NAMES = ("federation", "run")
 
 def schema_of(numbers: int, clients: int, limit: float = 1000.0) -> SumSchema:
     """Of one array of so many numbers."""
-    return SumSchema.of("update", {"vector": Addend(torch.zeros(numbers), limit)}, clients)
+    return SumSchema.of({"vector": Addend(torch.zeros(numbers), limit)}, clients)
 
 
 @dataclass

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from types import SimpleNamespace
-from typing import cast
 
 import torch
 from torch import Tensor
 
 import ntkfl
-from ntkfl.federation.client import Answer, Client, SeededRandomness, honest
-from ntkfl.federation.server import OwnTestSet, Server
+from ntkfl.federation.client import Answer, Client, honest, seeded
+from ntkfl.federation.server import Server
 from ntkfl.federation.shuffled import LocalShuffler
-from ntkfl.federation.transport import LocalTransport, SimulatedClients, Traffic, Transport
+from ntkfl.federation.transport import LocalTransport, Traffic, Transport
+from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import ClientRound, Method, Outcome, State, Task
 from ntkfl.methods.base import settle
 from ntkfl.methods.replies import Reply
@@ -63,8 +63,7 @@ class Given(Client):
     """A client as it is in the round, whichever round it is."""
 
     def __init__(self, task: Task, method: Method, client: ClientRound, respond: Answer) -> None:
-        draws = SeededRandomness(0, client.id)
-        super().__init__(client.id, task, method, lambda: (client.x, client.y), draws, respond=respond)
+        super().__init__(client.id, task, method, lambda: (client.x, client.y), seeded(0, client.id), respond=respond)
         self.given = client
 
     def at(self, round: int) -> ClientRound:
@@ -77,24 +76,29 @@ def server_of(
     task: Task, method: Method, clients: Sequence[ClientRound], respond: Answer = honest, rows: int | None = None
 ) -> Server:
     """A server that reaches these clients, through a shuffler where the task's privacy asks for one."""
-    own = {client.id: Given(task, method, client, respond) for client in clients}
-    transport: Transport = LocalTransport(cast(SimulatedClients, _Indexed(own, task, method)))
+    fed = ntkfl.data.from_clients([(client.x, client.y) for client in clients], test=(clients[0].x, clients[0].y))
+    transport: Transport = _Given({client.id: Given(task, method, client, respond) for client in clients}, fed, task)
     if task.privacy.shuffle or task.privacy.secure_sum:
         transport = LocalShuffler(transport, task, method, rows or max(map(len, clients)))
-    test = OwnTestSet((clients[0].x, clients[0].y))
+    test = clients[0].x, clients[0].y
     return Server(task.model, task, method, transport, test, clients_per_round=len(clients), seed=0)
 
 
-class _Indexed:
-    def __init__(self, clients: dict[int, Given], task: Task, method: Method) -> None:
-        self._clients, self.task, self.method = clients, task, method
-        self.fed = SimpleNamespace(standardization=None)
+class _Given(LocalTransport):
+    """To clients that a test made."""
+
+    def __init__(self, clients: dict[int, Given], fed: ntkfl.data.Federated, task: Task) -> None:
+        self._given, self.fed, self.task, self.listener, self.byzantine = clients, fed, task, None, None
 
     def __getitem__(self, number: int) -> Given:
-        return self._clients[number]
+        return self._given[number]
 
-    def __len__(self) -> int:
-        return len(self._clients)
+
+def sifted(kind: type[Reply], task: Task, messages: Sequence[Message]) -> SimpleNamespace:
+    """The replies that validation leaves, with what it counted."""
+    traffic = Traffic()
+    replies = filter_replies(kind, task, messages, traffic)
+    return SimpleNamespace(replies=replies, **vars(traffic))
 
 
 def play_round(

@@ -17,11 +17,6 @@ from ntkfl.methods import METHODS, FedAvg, Method, Privacy, SumNTKFL
 from tests.cli.test_train import ntkfl as command
 
 
-@pytest.fixture(scope="module")
-def digits() -> ntkfl.data.Federated:
-    return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=6, alpha=1.0), seed=0)
-
-
 def trained(fed: ntkfl.data.Federated, method: Method, rounds: int = 6, **options: Any) -> ntkfl.Run:
     torch.manual_seed(0)
     model = ntkfl.models.mlp(math.prod(fed.input_shape), 8, fed.output_dim)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ntkfl.federation.client import Client, SeededRandomness
+from ntkfl.federation.client import Client, seeded
 from ntkfl.methods import NTKFL, Method, Task
 from ntkfl.privacy.settings import Privacy
 
@@ -21,7 +21,7 @@ def task(**privacy: Any) -> Task:
 
 
 def client(method: Method, rate: float = 1.0, **options: Any) -> Client:
-    return Client(2, task(subsample_rate=rate), method, lambda: (X, Y), SeededRandomness(7, 2), **options)
+    return Client(2, task(subsample_rate=rate), method, lambda: (X, Y), seeded(7, 2), **options)
 
 
 def test_samples_are_drawn_once_per_round() -> None:

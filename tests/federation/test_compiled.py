@@ -41,11 +41,6 @@ def in_part(model: nn.Module) -> nn.Module:
 HOW = [compiled, in_place, in_part]
 
 
-@pytest.fixture(scope="module")
-def digits() -> ntkfl.data.Federated:
-    return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=6, alpha=1.0), seed=0)
-
-
 def trained(model: nn.Module, digits: ntkfl.data.Federated, method: Method, out: Path | None = None) -> ntkfl.Run:
     return ntkfl.train(model, digits, method, rounds=2, clients_per_round=3, callbacks=[], out=out)
 

@@ -18,13 +18,12 @@ from torch import Tensor
 import ntkfl
 from ntkfl.errors import ConfigError
 from ntkfl.federation.simulation import Simulation
-from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import METHODS, Method, SumNTKFL, Task
 from ntkfl.methods.base import adds_noise, privacy_of
 from ntkfl.methods.replies import Reply
 from ntkfl.privacy.settings import Privacy
 from ntkfl.wire import Message
-from tests.federation.rounds import small_client, small_task
+from tests.federation.rounds import sifted, small_client, small_task
 
 QUICK: dict[str, Any] = {"local_steps": 3, "steps": (50.0, 400.0)}
 # What each method is tested under beside plain replies; the exact reasons of refusals are in test_settle.py.
@@ -43,11 +42,6 @@ def quiet(name: str, **settings: Any) -> Privacy:
     if name == "cp-ntk-fl":
         own = {"projected_dim": None, "shuffle": False}
     return Privacy(**(own | settings))
-
-
-@pytest.fixture(scope="module")
-def digits() -> ntkfl.data.Federated:
-    return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=20, alpha=0.3), seed=0)
 
 
 def trained(fed: ntkfl.data.Federated, name: str, privacy: Privacy, rounds: int = 2, **options: Any) -> ntkfl.Run:
@@ -108,7 +102,7 @@ class Conversation:
 def test_honest_replies_survive_their_bytes_pass_and_have_the_form_of_a_blank_one(name: str) -> None:
     talk = Conversation(name)
     for question, messages in talk.exchanges:
-        kept = filter_replies(talk.kind(question), talk.task, messages)
+        kept = sifted(talk.kind(question), talk.task, messages)
         assert not kept.rejected, kept.reasons
         assert sum(map(len, kept.replies)) == sum(len(talk.kind(question)(m.arrays)) for m in messages)
         for reply, message in zip(kept.replies, messages, strict=True):
@@ -138,7 +132,7 @@ def test_a_broken_reply_costs_its_client_and_is_counted_with_its_reason(name: st
         for array in messages[1].arrays:
             arrays = {n: BROKEN[how](n, a) if n == array else a for n, a in messages[1].arrays.items()}
             bad = dataclasses.replace(messages[1], arrays={n: a for n, a in arrays.items() if a is not None}, halves=())
-            kept = filter_replies(talk.kind(question), talk.task, [messages[0], bad, *messages[2:]])
+            kept = sifted(talk.kind(question), talk.task, [messages[0], bad, *messages[2:]])
             assert set(kept.rejected) <= {"not finite", "malformed", "extreme"}
             assert kept.reasons.keys() == kept.rejected.keys()
             assert all(kept.reasons.values())
@@ -216,7 +210,9 @@ def test_the_reply_of_a_total_is_that_of_the_method(name: str) -> None:
 def test_what_does_not_add_up_is_refused_under_masks(name: str, digits: ntkfl.data.Federated) -> None:
     if all(reply.additive for reply in METHODS[name].replies.values()):
         pytest.skip("adds up, with noise: tests/methods")
-    with pytest.raises(ConfigError, match="more of clients than the sum of their replies: leave secure_sum out"):
+    with pytest.raises(
+        ConfigError, match="needs each client's reply, and secure_sum shows only their sum: leave it out"
+    ):
         Simulation(ntkfl.models.mlp(64, 10), digits, made(name), privacy=quiet(name, secure_sum=True))
 
 

@@ -43,7 +43,6 @@ def test_once_per_sample() -> None:
 
 @pytest.mark.parametrize("method", [ntkfl.methods.NTKFL(), ntkfl.methods.SumNTKFL(), ntkfl.methods.FedAvg()])
 def test_a_run_computes_them_once_and_ends_the_same(method: ntkfl.methods.Method) -> None:
-    torch.manual_seed(0)
     backbone, fed = Counted(), digits()
     model = ntkfl.models.head(backbone, 10, features=6)
     run = ntkfl.train(model, fed, method, rounds=3, clients_per_round=4, callbacks=[])

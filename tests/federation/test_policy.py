@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from ntkfl.cli import app
 from ntkfl.errors import ConfigError, MessageError, NTKFLError, Refused
-from ntkfl.federation.client import Client, SeededRandomness
+from ntkfl.federation.client import Client, from_system
 from ntkfl.federation.policy import Agreed, Limits, Policy, Site, Terms, code_digest, running_code
 from ntkfl.methods import (
     CPNTKFL,
@@ -34,7 +34,6 @@ from ntkfl.methods import (
 from ntkfl.methods.base import privacy_of
 from ntkfl.models import mlp
 from ntkfl.privacy.ledger import FILE, Ledger
-from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sum_noise import GRAINS, integer_change
 from ntkfl.wire import Message
@@ -71,13 +70,6 @@ def site(folder: Path, policy: Policy | None = PRIVATE, node: str = "1") -> Site
     return Site(policy, Ledger(folder), node)
 
 
-class Fresh(SeededRandomness):
-    """New noise whenever it is asked for, as the operating system gives it."""
-
-    def of_round(self, round: int) -> Randomness:
-        return Randomness.fresh()
-
-
 class RealClient:
     """A client with data, and a server that asks it about weights of its choice."""
 
@@ -86,7 +78,7 @@ class RealClient:
             torch.manual_seed(0)
             self.task = Task(mlp(5, 4, 3), 3, "ce", privacy=agreed(method, **privacy).privacy)
             data = torch.randn(20, 5), torch.randint(3, (20,))
-        self.client = Client(0, self.task, method, lambda: data, Fresh(0, 0))
+        self.client = Client(0, self.task, method, lambda: data, from_system)
 
     def question(self, round: int, scale: float = 1.0) -> bytes:
         return Message("weights", round, {"weights": scale * self.task.like}).encode()

@@ -53,7 +53,6 @@ def test_the_masked_sum_is_the_plain_sum_for_every_set_of_clients(data: st.DataO
 
 def test_real_numbers_arrive_within_their_rounding() -> None:
     """Each of k clients is off by less than one unit of 1/scale; those that were bounded are counted."""
-    torch.manual_seed(0)
     summands = [{"vector": Addend(torch.rand(50).double(), 3.0)} for _ in range(3)]
     summands[1]["vector"].values[7] = 6.0
     schema = schema_of(50, 3, 3.0)
@@ -95,11 +94,6 @@ def test_a_sum_beyond_the_limits_is_refused() -> None:
 
 
 # -- Methods -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def digits() -> ntkfl.data.Federated:
-    return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=10, alpha=0.3), seed=0)
 
 
 MASKED = Privacy(secure_sum=True)
@@ -155,7 +149,6 @@ def test_clients_of_more_than_sum_samples_records_are_told_of_by_that_name(metho
 
 def test_a_client_that_cannot_comply_leaves_the_round(digits: ntkfl.data.Federated) -> None:
     """Numbers that are not finite are told from others by the client alone."""
-    torch.manual_seed(0)
     method, privacy = FedAvg(local_steps=2), Privacy(secure_sum=True)
     simulation = Simulation(ntkfl.models.mlp(64, 16, 10), digits, method, clients_per_round=4, privacy=privacy)
     simulation.clients.respond = lying({0, 3, 7}, scaled(math.nan))
@@ -183,7 +176,6 @@ def test_an_extreme_update_weighs_as_much_as_its_limit(
     digits: ntkfl.data.Federated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that runs this code, and lies about its data or update alone, shifts each mean by limit / k at most."""
-    torch.manual_seed(0)
     before = torch.cat([p.detach().flatten() for p in ntkfl.models.mlp(64, 16, 10).double().parameters()])
     monkeypatch.setattr("ntkfl.methods.replies.SUM_LIMIT", 2.0)
     method, attack = FedAvg(local_steps=1), Byzantine(kind="sign-flip", fraction=0.3, scale=1e30)

@@ -11,7 +11,7 @@ from torch import nn
 
 from ntkfl.errors import Diverged, NumericalError, TooFew
 from ntkfl.federation.run_folder import RunFolder
-from ntkfl.federation.server import OwnTestSet, Server, ServerState, remarks
+from ntkfl.federation.server import Server, ServerState, remarks
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.methods import ClientRound, FedAvg, Task
 from ntkfl.methods.base import Outgoing
@@ -54,7 +54,7 @@ def server(fails: int | None = None, seed: int | None = 0) -> tuple[Server, Scri
     model, method = torch.nn.Linear(4, 2), FedAvg(local_steps=2)
     task = Task(model, 2, "ce")
     transport = Scripted(task, fails)
-    test = OwnTestSet((torch.randn(6, 4), torch.arange(6) % 2))
+    test = torch.randn(6, 4), torch.arange(6) % 2
     return Server(model, task, method, transport, test, clients_per_round=3, seed=seed), transport
 
 
@@ -98,11 +98,12 @@ def test_replies_that_all_diverged() -> None:
 @pytest.mark.parametrize("real", [False, True])
 @pytest.mark.parametrize("average", [0.5, 0.0])
 def test_the_average_and_the_last_model_are_each_measured_with_their_own_statistics(average: float, real: bool) -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).double()
     x, y = torch.randn(50, 4).double(), torch.randn(50, 3).double() if real else torch.randint(0, 3, (50,))
     state = ServerState(Task(model, 3, "mse" if real else "ce"), FedAvg(average=average))
-    state.average.settled = state.average.settled + torch.rand(len(state.flat_weights())).double()
+    own = Server(model, state.task, state.method, Scripted(state.task, None), (x, y), clients_per_round=1)
+    own.state, own.task.validation = state, (x[:20], y[:20])
+    state.settled = state.settled + torch.rand(len(state.flat_weights())).double()
 
     def by_hand(flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[float | None, float]:
         W, b, scale, shift, mean, var = torch.split(flat, [12, 3, 3, 3, 3, 3])
@@ -111,10 +112,10 @@ def test_the_average_and_the_last_model_are_each_measured_with_their_own_statist
             return None, float(0.5 * nn.functional.mse_loss(f, y))
         return float((f.argmax(1) == y).double().mean()), float(nn.functional.cross_entropy(f, y))
 
-    score, more = OwnTestSet((x, y), (x[:20], y[:20])).measure(state)
-    accuracy, loss = by_hand(state.average.value, x, y)
-    assert (score.accuracy, score.loss, score.samples) == (accuracy, pytest.approx(loss), 50)
-    assert more["last_accuracy"] == (by_hand(state.flat_weights(), x, y)[0] if average else accuracy)
-    assert real or not average or more["last_accuracy"] != accuracy
-    held = by_hand(state.average.value, x[:20], y[:20])
-    assert (more["validation_accuracy"], more["validation_loss"]) == (held[0], pytest.approx(held[1]))
+    found = own._scores()
+    accuracy, loss = by_hand(state.averaged, x, y)
+    assert (found["test_accuracy"], found["test_loss"]) == (accuracy, pytest.approx(loss))
+    assert found["last_accuracy"] == (by_hand(state.flat_weights(), x, y)[0] if average else accuracy)
+    assert real or not average or found["last_accuracy"] != accuracy
+    held = by_hand(state.averaged, x[:20], y[:20])
+    assert (found["validation_accuracy"], found["validation_loss"]) == (held[0], pytest.approx(held[1]))

@@ -15,8 +15,8 @@ import ntkfl
 from ntkfl.cli import app
 from ntkfl.errors import NTKFLError
 from ntkfl.federation.config import RunConfig
-from ntkfl.federation.run_folder import RunFolder
-from ntkfl.federation.shares import SharesOfRun, forget
+from ntkfl.federation.run_folder import RunFolder, names_in
+from ntkfl.federation.shares import find_client, forget
 from ntkfl.federation.simulation import execute
 from ntkfl.methods import FedAvg, SumRidge
 from ntkfl.report.runs import find
@@ -117,15 +117,15 @@ def by_name(folder: Path) -> RunConfig:
 
 def test_clients_by_the_names_in_their_file(tmp_path: Path) -> None:
     execute(by_name(tmp_path), out=tmp_path / "run")
-    known = SharesOfRun(tmp_path / "run")
-    assert known.names == ["east", "north", "south"]
-    assert [known.find(name) for name in ("north", "1", 1)] == [1, 1, 1]
+    names = names_in(RunFolder(tmp_path / "run").config(), "clients")
+    assert names == ["east", "north", "south"]
+    assert [find_client(name, names, range(3)) for name in ("north", "1", 1)] == [1, 1, 1]
     with pytest.raises(NTKFLError, match=r"unknown client 'nroth': did you mean 'north'\?"):
-        known.find("nroth")
-    known.names = ["7", "1", "0"]
-    assert [known.find(name) for name in ("7", "1", "0")] == [0, 1, 2]  # names first
+        find_client("nroth", names, range(3))
+    numbered = ["7", "1", "0"]
+    assert [find_client(name, numbered, range(3)) for name in numbered] == [0, 1, 2]  # names first
     with pytest.raises(NTKFLError, match="unknown client '2'"):  # it could be meant as a name
-        known.find("2")
+        find_client("2", numbered, range(3))
 
 
 def test_the_scores_of_the_old_model_leave_the_history(tmp_path: Path) -> None:

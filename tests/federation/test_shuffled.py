@@ -44,11 +44,9 @@ class Received(NamedTuple):
 
 
 def receive(task: Task, sealed: Sequence[bytes], schema: RowSchema, opener: SealingKey) -> Received:
-    opened = open_rows(sealed, schema, opener, *WHERE)
-    filtered = filter_replies(schema.reply, task, opened.messages)
-    return Received(
-        filtered.replies, sum(map(len, filtered.replies)), +(opened.rejected + filtered.rejected), opened.repeated
-    )
+    traffic = Traffic()
+    replies = filter_replies(schema.reply, task, open_rows(sealed, schema, opener, *WHERE, traffic), traffic)
+    return Received(replies, sum(map(len, replies)), traffic.rejected, traffic.repeated)
 
 
 def make(n: int = 6, options: Any = None, privacy: Any = None) -> tuple[Task, Reply]:

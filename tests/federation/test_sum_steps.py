@@ -75,7 +75,6 @@ def test_a_step_to_weights_whose_loss_is_not_finite_is_not_reported(
 
 def test_mu_is_measured_behind_masks_as_from_single_replies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two exchanges in a round, and the second one adds a few bytes: a curvature and a number of samples."""
-    torch.manual_seed(0)
     convolutional = nn.Sequential(
         nn.Conv2d(1, 6, 3), nn.ReLU(), nn.AvgPool2d(3), nn.Flatten(), nn.Linear(24, 10)
     ).double()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from ntkfl.federation.validation import Filtered, filter_replies
+from ntkfl.errors import MessageError
 from ntkfl.methods import METHODS, NTKFL, Method, Privacy
 from ntkfl.wire import Message
-from tests.federation.rounds import lying, play_round, scaled, small_client, small_task
+from tests.federation.rounds import lying, play_round, scaled, sifted, small_client, small_task
 
 CODECS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
@@ -34,9 +36,9 @@ class Sent:
         self.kind = method.replies[asked.kind]
         self.messages = [method.answer(self.task, asked, person).message(1) for person in self.people]
 
-    def filtered(self, **changed: Message) -> Filtered:
+    def filtered(self, **changed: Message) -> SimpleNamespace:
         """With client i's message replaced by the one given as `ci`."""
-        return filter_replies(self.kind, self.task, [changed.get(f"c{i}", m) for i, m in enumerate(self.messages)])
+        return sifted(self.kind, self.task, [changed.get(f"c{i}", m) for i, m in enumerate(self.messages)])
 
 
 def changed(message: Message, **arrays: torch.Tensor) -> Message:
@@ -61,8 +63,57 @@ def test_a_bad_row_costs_that_row(options: Any, privacy: Any, value: float, why:
     for name in [n for n, a in third.arrays.items() if a.is_floating_point() and not n.endswith("positions")]:
         kept = sent.filtered(c2=changed(third, **{name: with_row(third.arrays[name], 3, value)}))
         assert kept.rejected == Counter({why: 1})
-        assert (sum(map(len, kept.replies)), kept.touched) == (29, 1)
+        assert (sum(map(len, kept.replies)), kept.rejected_clients) == (29, 1)
         assert kept.replies[2].message(1).encode() == good.encode()
+
+
+def value(*numbers: float, **options: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """These numbers, whatever was sent."""
+    return lambda array: torch.tensor(numbers[0] if len(numbers) == 1 else numbers, **options)
+
+
+LAYER, MOMENTS = "24-36+36-39/outputs", "moments/0-20+20-24"
+REFUSED: list[tuple[str, dict[str, Callable[[torch.Tensor], torch.Tensor]], str]] = [
+    ("fedavg", {"samples": value(0)}, "on 0 samples"),
+    ("fednova", {"steps": value(0)}, "no local steps"),
+    *(("qsgd", {"codes": make}, "") for make in (lambda a: a[:-1], torch.Tensor.int, lambda a: a[None])),
+    *(("qsgd", {"norms": make}, "") for make in (torch.neg, torch.Tensor.double)),
+    ("ntk-fl", {"labels": lambda a: a[:-1]}, r"labels of shape \[5\] for 6"),
+    *(("ntk-fl", {"labels": lambda a, c=c: torch.full((6,), c)}, "none of the 3 classes") for c in (3, -1)),
+    ("ntk-fl", {"labels": lambda a: a[:, None]}, "none of the 3 classes"),
+    ("ntk-fl", {"labels": lambda a: torch.zeros(6, 3)}, "real-valued targets"),
+    *(("centralized", {"labels": make}, "fit") for make in (lambda a: a[:-1], lambda a: a[:, None], lambda a: a[0])),
+    *(("centralized", {"x": make}, "fit together") for make in (lambda a: a[:, :4], lambda a: a[:, 0])),
+    *(("centralized", {"x": make, "labels": make}, "fit") for make in (lambda a: a[:0], lambda a: a.view(-1)[0])),
+    ("sum-ridge", {"gram": lambda a: a[:-1]}, "shape"),
+    ("sum-ridge", {"cross": lambda a: a[:, 1:]}, "shape"),
+    ("sum-ridge", {"samples": lambda a: a.expand(2)}, "shape"),
+    ("sum-ridge", {"fresh": value(2)}, "fresh is 0 or 1"),
+    *(("sum-ntk-fl", {"samples": value(n)}, f"sums over {n} samples") for n in (0, -3)),
+    ("sum-ntk-fl", {"fresh": value(4)}, "constant factors of 4 of 6 samples"),
+    ("sum-ntk-fl", {"losses": torch.neg}, "'losses' is below zero"),
+    *(("sum-ntk-fl", {"losses": lambda a, n=n: a.expand(n)}, f"{n} losses") for n in (0, 3)),
+    ("sum-ntk-fl", {"gradient": lambda a: a[1:]}, "shape"),
+    *(("sum-ntk-fl", {LAYER: make}, "") for make in (lambda a: a[:, 1:], lambda a: a.expand(3, -1))),
+    ("sum-ntk-fl", {"0-9/outputs": lambda a: torch.ones(1, 6)}, ""),
+    ("private-sums", {"gradient": lambda a: a[:3]}, "shape"),
+    ("private-sums", {"losses": value(1.0)}, "'losses', which nobody asked for"),
+    ("private-sums", {MOMENTS: lambda a: a[1:]}, "fit no layer"),
+    ("private-sums", {"moments/0-3500+35-42": lambda a: torch.zeros(21).int()}, "fit no layer"),
+    ("private-ridge", {"gram": lambda a: a[1:]}, "shape"),
+    ("private-ridge", {"count": value(1.0)}, "'count', which nobody asked for"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change", "why"), REFUSED)
+def test_what_no_honest_client_sends_is_refused(name: str, change: dict[str, Any], why: str) -> None:
+    """By value, or by shapes of its own; what is missing or not finite is in test_conformance.py."""
+    sent = Sent(METHODS[name]())
+    good = sent.messages[0]
+    sent.kind.parse(good, sent.task)
+    bad = {array: make(good.arrays.get(array, torch.zeros(1))) for array, make in change.items()}
+    with pytest.raises(MessageError, match=why):
+        sent.kind.parse(changed(good, **bad), sent.task)
 
 
 def test_labels_that_are_no_labels_cost_their_row() -> None:
@@ -115,7 +166,7 @@ def test_replies_of_another_round_or_kind_are_left_out() -> None:
     sent = Sent(NTKFL())
     late = dataclasses.replace(sent.messages[1], round=2)
     kept = sent.filtered(c0=Message("update", 1, {"weights": torch.zeros(3)}), c1=late)
-    assert (len(kept.replies), kept.touched) == (3, 2)
+    assert (len(kept.replies), kept.rejected_clients) == (3, 2)
 
 
 @pytest.mark.parametrize("name", ["ntk-fl", "cp-ntk-fl", "fedavg", "qsgd"])

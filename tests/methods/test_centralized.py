@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from ntkfl.errors import MessageError
 from ntkfl.methods import Centralized
-from ntkfl.wire import Message
-from tests.methods.rounds import gradient, play, play_rounds, receive, small_clients, small_task
+from tests.methods.rounds import gradient, play, play_rounds, small_clients, small_task
 
 
 def test_pooled_training_is_descent_on_all_samples() -> None:
@@ -32,13 +29,3 @@ def test_pooled_samples_are_counted() -> None:
             exact = len(client) * (5 * 4 + 1)
             assert exact < sent.size < exact + 64
         assert all(s.size < 64 for s in log if s.way == "down")
-
-
-@pytest.mark.parametrize(
-    ("x", "labels"),
-    [((3, 5), (4,)), ((0, 5), (0,)), ((), ()), ((3, 4), (3,)), ((3, 5), (3, 1)), ((3, 5), ()), ((3,), (3,))],
-)
-def test_pooled_samples_are_checked(x: tuple[int, ...], labels: tuple[int, ...]) -> None:
-    arrays = {"x": torch.zeros(x), "labels": torch.zeros(labels, dtype=torch.uint8)}
-    with pytest.raises(MessageError, match="fit together"):
-        receive(Centralized(), small_task(), Message("rows", 1, arrays))

@@ -8,19 +8,14 @@ import pytest
 import torch
 
 import ntkfl
-from ntkfl.errors import ConfigError, MessageError
+from ntkfl.errors import ConfigError
 from ntkfl.methods import CPNTKFL, NTKFL
 from ntkfl.methods.base import privacy_of
 from ntkfl.methods.ntk_fl import TangentRows
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sparsify import kept
 from ntkfl.wire.topk import topk_form
-from tests.methods.rounds import ask, receive, small_clients, small_task
-
-
-@pytest.fixture(scope="module")
-def digits() -> ntkfl.data.Federated:
-    return ntkfl.data.load("digits").partition(ntkfl.data.Dirichlet(clients=20, alpha=0.3), seed=0)
+from tests.methods.rounds import ask, small_clients, small_task
 
 
 def train(fed: ntkfl.data.Federated, method: NTKFL, rounds: int = 4, **privacy: Any) -> ntkfl.Run:
@@ -90,20 +85,3 @@ def test_an_upload_is_what_the_network_gives_there_and_back_in_rows(privacy: Pri
     whole.check(task)
     assert torch.equal(whole.J.dense(), sent.flip(0))
     assert len(TangentRows.blank(NTKFL(form=form), task, None).message(1).encode()) == len(rows[0].message(1).encode())
-
-
-@pytest.mark.parametrize(
-    ("labels", "why"),
-    [
-        (torch.zeros(5, dtype=torch.uint8), r"labels of shape \[5\] for 6"),
-        (torch.full((6,), 3, dtype=torch.uint8), "none of the 3 classes"),
-        (torch.full((6,), -1), "none of the 3 classes"),
-        (torch.zeros(6, 3), "real-valued targets"),
-        (torch.zeros(6, 1, dtype=torch.uint8), "none of the 3 classes"),
-    ],
-)
-def test_labels_that_are_none_are_refused(labels: torch.Tensor, why: str) -> None:
-    task, (client,) = small_task(), small_clients(6)
-    reply = ask(NTKFL(), task, client)
-    with pytest.raises(MessageError, match=why):
-        receive(NTKFL(), task, TangentRows(reply.arrays | {"labels": labels}).message(1))

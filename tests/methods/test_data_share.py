@@ -25,10 +25,9 @@ def enlarged(clients: list[ClientRound], shared: tuple[Tensor, Tensor]) -> list[
     return [replace(c, x=torch.cat([c.x, x]), y=torch.cat([c.y, y]), memory={}) for c in clients]
 
 
-@pytest.mark.parametrize("shared", [None, shared_set(0)])
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
-def test_nothing_shared_is_fedavg(shared: tuple[Tensor, Tensor] | None, weighting: str) -> None:
-    clients, task = small_clients(10, 25), small_task(shared=shared)
+def test_nothing_shared_is_fedavg(weighting: str) -> None:
+    clients, task = small_clients(10, 25), small_task()
     share, avg = (
         play_rounds(method(weighting=weighting, **OPTIONS), task, clients, 3)["weights"]
         for method in (DataShare, FedAvg)

@@ -84,7 +84,6 @@ def test_a_round_is_the_flow_of_the_pooled_data_however_they_are_dealt() -> None
 
 def test_one_round_is_ridge_regression_for_a_model_linear_in_its_weights() -> None:
     """The pooled solution from one message per client, whatever each of them holds: AFL's."""
-    torch.manual_seed(0)
     task = Task(nn.Linear(5, 3).double(), 3, "mse")
     x, y = torch.randn(40, 5).double(), torch.randn(40, 3).double()
     clients = dealt(x, y, list(torch.arange(40).split([1, 7, 32])))
@@ -263,7 +262,6 @@ def test_frozen_weights_stay_and_the_others_flow_as_if_alone() -> None:
 
 @pytest.mark.parametrize("name", ntkfl.models.MODELS)
 def test_every_network_of_the_package(name: str) -> None:
-    torch.manual_seed(0)
     shapes = {"cnn": (1, 12, 12), "resnet": (1, 12, 12), "mlp": (5,), "gru": (6, 5), "transformer": (6,)}
     options: dict[str, Any] = {"vocabulary": 20} if name == "transformer" else {}
     x = torch.randint(0, 20, (24, 6)) if name == "transformer" else torch.randn(24, *shapes[name])

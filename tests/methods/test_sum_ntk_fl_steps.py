@@ -49,7 +49,7 @@ class Rounds:
         self.number += 1
         if proposed is not None:
             self.server.state = {**self.server.state, "weights": proposed}
-            self.server.average.tentative = proposed
+            self.server.tentative = True
         outcome, self.log = play(self.method, self.task, clients, self.server.state, self.number)
         self.server.advance(outcome)
         return outcome
@@ -96,8 +96,8 @@ def test_a_step_that_raised_the_loss_is_taken_back(far: float, values: str) -> N
     assert float((two.state["weights"] - w - change).norm()) <= 2 * close * float(change.norm())
     assert torch.equal(two.state["accepted"], w)
     assert two.diagnostics["mu"] == BACK * method.mu
-    assert torch.equal(run.server.average.settled, w)  # the start: no round's weights have been accepted
-    assert run.server.average.count == 0
+    assert torch.equal(run.server.settled, w)  # the start: no round's weights have been accepted
+    assert run.server.count == 0
 
     # A second time in a row: sixteen times as large, from the same sums. What clients did not send, they send later.
     three = run.play(second, bad)
@@ -138,15 +138,15 @@ def test_weights_that_were_taken_back_never_count_in_the_average() -> None:
             accepted.append(before)
             e = min(0.9, count / (count + 5))
             expected, count = e * expected + (1 - e) * before, count + 1
-        torch.testing.assert_close(run.server.average.settled, expected, rtol=0, atol=0)
+        torch.testing.assert_close(run.server.settled, expected, rtol=0, atol=0)
         e = min(0.9, count / (count + 5))
         reported = e * expected + (1 - e) * outcome.state["weights"]
-        torch.testing.assert_close(run.server.average.value, reported, rtol=0, atol=0)
-        assert float(run.server.average.value.abs().max()) < 10
+        torch.testing.assert_close(run.server.averaged, reported, rtol=0, atol=0)
+        assert float(run.server.averaged.abs().max()) < 10
     assert count == 4
     restored = ServerState(task, run.method)
     restored.restore(run.server.checkpoint())
-    assert torch.equal(restored.average.value, run.server.average.value)
+    assert torch.equal(restored.averaged, run.server.averaged)
 
 
 def test_steps_that_stand_relax_mu_and_delta_as_far_as_the_options() -> None:

@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 from ntkfl.errors import ConfigError
-from ntkfl.federation.client import SeededRandomness
+from ntkfl.federation.client import seeded
 from ntkfl.methods import ClientRound
 from ntkfl.privacy.randomness import Purpose, Randomness, discrete_gaussians
 
@@ -29,7 +29,7 @@ def test_keys_that_differ_in_one_high_bit_draw_other_noise(bit: int) -> None:
     assert not np.array_equal(*(own.orders("batches", 2, 40) for own in keys))
 
 
-@pytest.mark.parametrize("own", [Randomness.fresh(), SeededRandomness(1, 0).of_round(1)], ids=["fresh", "seeded"])
+@pytest.mark.parametrize("own", [Randomness.fresh(), seeded(1, 0)(1)[0]], ids=["fresh", "seeded"])
 def test_a_search_over_seeds_finds_no_noise(own: Randomness) -> None:
     """The attack, for a client whose seed lies in the searched range: noise by torch's generator is found at once."""
     client = ClientRound(0, torch.randn(20, 6), torch.arange(20) % 3, own)
@@ -89,8 +89,8 @@ def test_the_key_does_not_show_and_is_never_written() -> None:
     with pytest.raises(ConfigError, match="32 bytes"):
         Randomness(bytes(8))
     assert Randomness.fresh().seed("noise") != Randomness.fresh().seed("noise")
-    again = SeededRandomness(0, 1)
-    assert again.of_round(2).seed("noise") == again.of_round(2).seed("noise") != again.of_round(3).seed("noise")
+    draws = seeded(0, 1)
+    assert draws(2)[0].seed("noise") == draws(2)[0].seed("noise") != draws(3)[0].seed("noise")
 
 
 # Discrete Gaussian draws against their probabilities

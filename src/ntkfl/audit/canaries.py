@@ -106,7 +106,7 @@ def audit_canaries(config: RunConfig, canaries: int = 200, seed: int = 0) -> Can
     played = config.model_copy(update={"hold_out": 0, "byzantine": None, "repeatable": True})
     simulation = simulation_of(played, _with_canaries(data, planted, owners, coins))
     attacker = _Attacker(simulation, planted, owners, data.sizes)
-    simulation.clients.respond, simulation.local.listener = attacker.respond, attacker
+    simulation.clients.respond, simulation.clients.listener = attacker.respond, attacker
     simulation.run(config.rounds, callbacks=[])
     budget, scores, error = method.budget(simulation.task), attacker.scores(), (1 - CONFIDENCE) / 2
     assert budget is not None

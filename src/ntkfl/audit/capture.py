@@ -13,7 +13,7 @@ from torch import Tensor
 from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.federation.run_folder import Record
 from ntkfl.federation.simulation import Simulation, simulation_of
-from ntkfl.federation.transport import SimulatedClients
+from ntkfl.federation.transport import LocalTransport
 from ntkfl.methods import Method, Task
 from ntkfl.methods.averaging.local_training import LocalTraining
 from ntkfl.methods.base import Outgoing
@@ -32,7 +32,7 @@ class Capture:
     round: int
     method: Method
     task: Task  # network and loss: task.at(w), task.predict(w, x)
-    clients: SimulatedClients  # with all data and the projection
+    clients: LocalTransport  # with all data and the projection
     broadcast: Message  # what every client received first ("weights"; where each got its own, the first client's)
     uploads: list[Reply]  # parsed: one per client in order of `cohort`, or, shuffled, joined rows
     cohort: tuple[int, ...]  # ids, known to the aggregator
@@ -177,7 +177,7 @@ def capture(
     """
     privacy = config.settled[0].model_copy(update={"secure_sum": False})
     simulation = simulation_of(config.model_copy(update={"privacy": privacy}), load_data(config))
-    heard = simulation.local.listener = _FirstExchange(round, simulation)
+    heard = simulation.clients.listener = _FirstExchange(round, simulation)
     end = simulation.run(round, callbacks=[on_round]).checkpoint
     return Capture(
         config=config,

@@ -1,6 +1,6 @@
 """One client, wherever it runs: it draws a round's samples, answers what the server asks, and keeps its memory.
 
-Before `Client` stand what it is made of: seeds, features of a frozen backbone, randomness, and memory.
+Before `Client` stands what it is made of: seeds, features of a frozen backbone, and randomness.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +24,8 @@ from ntkfl.wire import Message
 
 Batch = tuple[Tensor, Tensor]
 Answer = Callable[[Method, Task, Message, ClientRound], Reply]
+# What one client draws in a round: for all that it computes, and for the choice of samples, which nobody else may know.
+Draws = Callable[[int], tuple[Randomness, random.Random]]
 _BATCH = 64  # samples of one pass through a backbone
 
 
@@ -86,56 +87,21 @@ def split_frozen(
     return model.head, FeatureCache(front)
 
 
-class ClientRandomness(Protocol):
-    """What one client draws in a round."""
-
-    def subsampling(self, round: int) -> random.Random:
-        """For the choice of samples: which were drawn must be nobody else's to know."""
-
-    def of_round(self, round: int) -> Randomness:
-        """For all of the round: ask once, and keep it until the round ends."""
-
-
-class SeededRandomness:
-    """From a root seed and the client's number: repeats, and is no secret. How simulations draw."""
-
-    def __init__(self, seed: int, client: int) -> None:
-        self.seed, self.client = seed, client
-
-    def subsampling(self, round: int) -> random.Random:
-        """A generator of its own, so that which samples are drawn shifts nothing else."""
-        return random.Random(derive(self.seed, "subsample", self.client, round))
-
-    def of_round(self, round: int) -> Randomness:
-        """The same whenever this round is played: a resumed run draws what the first one drew."""
-        return Randomness.simulated(self.seed, "client", self.client, round)
+def seeded(seed: int, client: int) -> Draws:
+    """From a root seed and the client's number: repeats, and is no secret. How simulations draw, so that a resumed run
+    draws what the first one drew. The choice of samples has a generator of its own and shifts nothing else.
+    """
+    return lambda round: (
+        Randomness.simulated(seed, "client", client, round),
+        random.Random(derive(seed, "subsample", client, round)),
+    )
 
 
-class SystemRandomness:
-    """From the operating system: nobody else can know, or make, this client's choices."""
-
-    def subsampling(self, round: int) -> random.Random:
-        """Another choice each time it is asked."""
-        return random.SystemRandom()
-
-    def of_round(self, round: int) -> Randomness:
-        """A fresh key: a round that is played again draws new noise, which the accountant has to count."""
-        return Randomness.fresh()
-
-
-class Memory:
-    """What a client keeps between rounds (SCAFFOLD's control variate, a share of common data): here, as it was last."""
-
-    def __init__(self) -> None:
-        self.state: State = {}
-
-    def before(self, round: int) -> State:
-        """As it was when this round began."""
-        return dict(self.state)
-
-    def keep(self, round: int, memory: State) -> None:
-        """As it is after an answer of this round."""
-        self.state = memory
+def from_system(round: int) -> tuple[Randomness, random.Random]:
+    """From the operating system: nobody else can know, or make, this client's choices. A round that is played again
+    draws new noise, which the accountant has to count.
+    """
+    return Randomness.fresh(), random.SystemRandom()
 
 
 def honest(method: Method, task: Task, question: Message, client: ClientRound) -> Reply:
@@ -153,7 +119,8 @@ def honest(method: Method, task: Task, question: Message, client: ClientRound) -
 
 class Client:
     """Client `number`. `data` gives its samples as the network gets them, already projected; with `rows`, no more than
-    that many are used in a round. `respond` is the method's answer, or that of a client that cheats.
+    that many are used in a round. `memory` is what the method keeps between rounds, such as SCAFFOLD's control variate;
+    answers change it. `respond` is the method's answer, or that of a client that cheats.
     """
 
     def __init__(
@@ -162,42 +129,38 @@ class Client:
         task: Task,
         method: Method,
         data: Callable[[], Batch],
-        randomness: ClientRandomness,
+        draws: Draws,
         *,
-        memory: Memory | None = None,
+        memory: State | None = None,
         rows: int | None = None,
         respond: Answer = honest,
     ) -> None:
         self.number, self.task, self.method, self.data = number, task, method, data
-        self.randomness, self.memory, self.rows, self.respond = randomness, memory or Memory(), rows, respond
-        self._at: int | None = None  # the round that `_client` is of
-        self._client: ClientRound | None = None
+        self.draws, self.rows, self.respond = draws, rows, respond
+        self.memory: State = {} if memory is None else memory
+        self._now: tuple[int, ClientRound] | None = None  # a round, and the client as it is in it
 
     def at(self, round: int) -> ClientRound:
         """This client as it is in the round: x [n, …] and y [n] or [n, d2] of the samples drawn, memory, randomness.
 
         Samples are drawn once: all exchanges of a round are about the same ones.
         """
-        if self._client is None or self._at != round:
+        if self._now is None or self._now[0] != round:
             x, y = self.data()
             drawn = self.drawn(round, len(y))
             if len(drawn) < len(y):
                 x, y = x[drawn.to(x.device)], y[drawn.to(y.device)]
-            memory, self._at = self.memory.before(round), round
-            self._client = ClientRound(self.number, x, y, self.randomness.of_round(round), memory)
-        return self._client
+            self._now = round, ClientRound(self.number, x, y, self.draws(round)[0], self.memory)
+        return self._now[1]
 
     def drawn(self, round: int, samples: int) -> Tensor:
         """Which of its samples it uses in the round, int64 [n]."""
-        return subsample(samples, self.task.privacy.subsample_rate, self.randomness.subsampling(round), self.rows)
+        return subsample(samples, self.task.privacy.subsample_rate, self.draws(round)[1], self.rows)
 
     def answer(self, question: Message) -> Message:
-        """The reply to a question of the server: draw the round's samples, answer by the method, keep the memory."""
-        client = self.at(question.round)
-        reply = self.respond(self.method, self.task, question, client)
-        self.memory.keep(question.round, client.memory)
-        return reply.message(question.round)
+        """The reply to a question of the server, by the method, on the round's samples."""
+        return self.respond(self.method, self.task, question, self.at(question.round)).message(question.round)
 
     def rest(self) -> None:
         """Let go of the round's samples."""
-        self._at = self._client = None
+        self._now = None

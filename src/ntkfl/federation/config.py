@@ -6,9 +6,9 @@ make objects of them, once per run, and `spelled_out` writes every setting into 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from torch import nn
 
 from ntkfl.data import NAMES, Federated
 from ntkfl.data.files import FORMS, is_data_file, is_own, open_dataset
-from ntkfl.data.partitions import PARTITIONS, Partition
+from ntkfl.data.partitions import PARTITIONS, ByClient, Partition
 from ntkfl.errors import ConfigError, unknown
 from ntkfl.federation.byzantine import Byzantine
 from ntkfl.federation.client import derive
@@ -95,6 +95,7 @@ class DataConfig(Options, title="[data]"):
         return PARTITIONS[self.partition](**{field.name: values[field.name] for field in takes})
 
 
+_DRAW = ("clients", "alpha", "shards_per_client", "min_samples")  # settings of random partitions
 _PRETRAINED = ("backbone", "head", "trainable", "drop", "pool", "digest")
 _HIDDEN = (100,)  # widths of a perceptron's hidden layers, where nothing is said
 # A perceptron's first weights by method, where nothing is said: sparse rows lose less where few units are on.
@@ -267,14 +268,14 @@ def build_network(config: ModelConfig, input_shape: tuple[int, ...], outputs: in
     """
     own = {"hidden": config.hidden, "gain": config.gain, "bias": config.bias} if config.name == "mlp" else {}
     options = {name: value for name, value in own.items() if value is not None} | config.options
-    if config.backbone is not None:
-        builder: Callable[..., Any] = partial(_adapted, config, find_factory(config.backbone))
-    else:
-        builder = MODELS.get(config.name) or find_factory(config.name)
+    builder = MODELS.get(config.name) or find_factory(config.backbone or config.name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "model"))
         try:
-            model = builder(tuple(input_shape), outputs, **options)
+            if config.backbone is None:
+                model = builder(tuple(input_shape), outputs, **options)
+            else:
+                model = _with_head(config, builder(**options), tuple(input_shape), outputs)
         except (TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConfigError(
@@ -285,11 +286,8 @@ def build_network(config: ModelConfig, input_shape: tuple[int, ...], outputs: in
     return model
 
 
-def _adapted(
-    config: ModelConfig, factory: Callable[..., Any], inputs: tuple[int, ...], outputs: int, **options: Any
-) -> nn.Module:
-    """A head on what the factory gives for the options."""
-    backbone = factory(**options)
+def _with_head(config: ModelConfig, backbone: object, inputs: tuple[int, ...], outputs: int) -> nn.Module:
+    """A head on the backbone that its factory gave."""
     if not isinstance(backbone, nn.Module):
         raise ConfigError(f"backbone {config.backbone!r} must give an nn.Module, not {type(backbone).__name__}")
     if config.digest is not None and (found := digest(backbone)) != config.digest:
@@ -338,10 +336,13 @@ def _of_file(config: RunConfig) -> dict[str, Any]:
 
 
 def spelled_out(config: RunConfig) -> dict[str, Any]:
-    """What config.toml holds: every setting, defaults included."""
+    """What config.toml holds: every setting, defaults included, but those of a random partition where the data name
+    their clients: they say nothing then.
+    """
     method = config.built_method
     values = config.model_dump(mode="json", exclude={"method", "model", "byzantine", "privacy", "robust"})
-    values["data"] = {name: value for name, value in values["data"].items() if value is not None}
+    drawn = () if config.data.partition != ByClient.kind else _DRAW
+    values["data"] = {n: value for n, value in values["data"].items() if value is not None and n not in drawn}
     if config.data.own:  # the rest says how others are dealt
         values["data"] = {"dataset": config.data.dataset, "standardize": config.data.standardize}
     return {

@@ -27,7 +27,7 @@ from ntkfl.federation.config import build_method, describe_method
 from ntkfl.methods import METHODS, Method
 from ntkfl.methods.averaging.centralized import Samples
 from ntkfl.methods.base import adds_noise, settle
-from ntkfl.methods.sums.noisy_sums import releases_of
+from ntkfl.methods.sums.noisy_sums import NoisySums
 from ntkfl.options import Options, read_from
 from ntkfl.privacy.ledger import Ledger, LedgerEntry, MemoryLedger, sha256, spent_in_year
 from ntkfl.privacy.settings import Privacy
@@ -190,7 +190,7 @@ class Policy(Options, title="a policy"):
         alone: elsewhere the server sees this site's reply.
         """
         method, own = agreed
-        if not (releases := releases_of(method, own, answers)):
+        if not isinstance(method, NoisySums) or not (releases := method.releases(own, answers)):
             return None
         counted = self.privacy.noise_clients if self.privacy and own.secure_sum else 1
         worse = own.noise_clients / min(counted, own.noise_clients)

@@ -102,8 +102,7 @@ class Run:
         outputs = self.predict(inputs)
         task = Task(self.model, self.config["shape"]["outputs"], self.method.loss)
         labels = labels.to(outputs.device, outputs.dtype if labels.is_floating_point() else labels.dtype)
-        accuracy = None if labels.is_floating_point() else float((outputs.argmax(1) == labels).double().mean())
-        return Score(accuracy, float(task.losses(outputs, labels).double().mean()), len(labels))
+        return Score.of(task, outputs, labels)
 
     def predict(self, x: Tensor) -> Tensor:
         """The model's outputs [n, d2] for inputs x [n, ...] as the data have them.

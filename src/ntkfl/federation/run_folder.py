@@ -27,7 +27,6 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from ntkfl.atomic import PART, write_atomically
-from ntkfl.data.partitions import ByClient
 from ntkfl.errors import RunFolderError
 from ntkfl.safe_parse import open_unlinked, parse_json, parse_toml, read_unlinked
 
@@ -35,7 +34,6 @@ Record = dict[str, Any]
 _CHECKPOINT, MODEL = "checkpoint/state.safetensors", "model.safetensors"
 _NUMBERS = frozenset({"round", "test_accuracy", "last_accuracy", "validation_accuracy", "uplink_bytes", "seconds"})
 _COUNTS = frozenset({"uplink", "downlink"})
-_DRAW = frozenset({"clients", "alpha", "shards_per_client", "min_samples"})
 _MAY_DIFFER = ("rounds", "stop_at", "promises", "standardization", "constant", "names")  # in a run that is resumed
 
 
@@ -231,14 +229,6 @@ class RunFolder:
 
     def _failed(self, name: str, error: OSError) -> RunFolderError:
         return RunFolderError(f"could not write {self.path / name}: {error.strerror}; what was there before is intact")
-
-
-def without_draw(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without those of a random partition, where the data name their clients: they say nothing then."""
-    data = config.get("data")
-    if not isinstance(data, Mapping) or data.get("partition") != ByClient.kind:
-        return dict(config)
-    return {**config, "data": {name: value for name, value in data.items() if name not in _DRAW}}
 
 
 def names_in(config: Mapping[str, Any], kind: str) -> list[str]:

@@ -76,29 +76,25 @@ def from_words(total: Words, scales: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class SumSchema:
-    """What every client's vector looks like: arrays in their order, with shapes and limits, for sums of at most
-    `clients` clients. The first number says whether the client had to scale something down, unless only clients of
-    many samples ever have to.
+    """What every client's vector looks like, for sums of at most `clients` clients: (name, shape, limit) of each array,
+    in their order. The first number says whether the client had to scale something down, unless only clients of many
+    samples ever have to.
     """
 
-    kind: str
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    limits: tuple[float, ...]
+    parts: tuple[tuple[str, tuple[int, ...], float], ...]
     clients: int
 
     @staticmethod
-    def of(kind: str, addends: Addends, clients: int) -> SumSchema:
+    def of(addends: Addends, clients: int) -> SumSchema:
         """From any honest reply's addends, such as those of a blank one."""
-        said = {} if all(part.by_samples for part in addends.values()) else {_BOUNDED: Addend(torch.zeros(()), 1.0)}
-        parts = said | dict(sorted(addends.items()))
-        shapes = tuple(tuple(part.values.shape) for part in parts.values())
-        return SumSchema(kind, tuple(parts), shapes, tuple(part.limit for part in parts.values()), clients)
+        told = [] if all(part.by_samples for part in addends.values()) else [(_BOUNDED, Addend(torch.zeros(()), 1.0))]
+        parts = [*told, *sorted(addends.items())]
+        return SumSchema(tuple((name, tuple(part.values.shape), part.limit) for name, part in parts), clients)
 
     @property
     def sizes(self) -> list[int]:
         """Numbers of each array."""
-        return [math.prod(shape) for shape in self.shapes]
+        return [math.prod(shape) for _, shape, _ in self.parts]
 
     @property
     def numbers(self) -> int:
@@ -116,7 +112,7 @@ class SumSchema:
 
     def scales(self) -> Floats:
         """What each number is multiplied by, [numbers]."""
-        return np.repeat([scale_of(limit, self.clients) for limit in self.limits], self.sizes)
+        return np.repeat([scale_of(limit, self.clients) for _, _, limit in self.parts], self.sizes)
 
     def encode(self, addends: Addends, randomness: Randomness) -> Words:
         """The addends as integers modulo 2^32, [numbers]; those beyond their limit are scaled down to it."""
@@ -125,7 +121,7 @@ class SumSchema:
             values, was = fit(part.values.double().numpy().reshape(-1), part.limit)
             parts.append(values)
             bounded |= was and not part.by_samples
-        if _BOUNDED in self.names:
+        if len(parts) < len(self.parts):
             parts.insert(0, np.array([float(bounded)]))
         return to_words(np.concatenate(parts), self.scales(), randomness.uniforms("rounding", self.numbers))
 
@@ -136,15 +132,12 @@ class SumSchema:
         """
         scales = self.scales()
         values = from_words(total, scales)
-        most = np.repeat(self.limits, self.sizes) * clients + clients / scales
-        if not bool((np.abs(values) <= most).all()):
+        limits = np.repeat([limit for _, _, limit in self.parts], self.sizes)
+        if not bool((np.abs(values) <= clients * limits + clients / scales).all()):
             raise MessageError("a sum beyond what its clients' limits allow: one of them did not keep to its own")
-        pieces = np.split(values, np.cumsum(self.sizes)[:-1])
-        arrays = {
-            name: torch.from_numpy(piece.copy()).reshape(shape)
-            for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
-        }
-        return arrays, round(float(arrays.pop(_BOUNDED, torch.zeros(()))))
+        pieces = torch.split(torch.from_numpy(values), self.sizes)
+        sums = {name: piece.view(shape) for (name, shape, _), piece in zip(self.parts, pieces, strict=True)}
+        return sums, round(float(sums.pop(_BOUNDED, 0.0)))
 
 
 def mask_reply(words: Words, aggregator: bytes, federation: str, run: str, announced: Announced) -> bytes:

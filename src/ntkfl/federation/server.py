@@ -1,7 +1,7 @@
 """The server of a run: one round after another, each in the run's folder before the next begins.
 
 A round: draw a cohort → drive the method, replies parsed and checked → evaluate → record → checkpoint.
-`ServerState` is what a checkpoint holds, `OwnTestSet` measures it, and `Server` plays the rounds.
+`ServerState` is what a checkpoint holds, and `Server` plays the rounds.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,80 +35,71 @@ OnRound = Callable[[Record, Record], None]
 ADVICE = "take shorter steps (lr, local_steps, time or mu); inputs should be near mean 0 and deviation 1"
 
 
-class RunningAverage:
-    """The weights that are reported and saved; training never goes on from them.
+class Score(NamedTuple):
+    """Accuracy (none for real-valued targets) and mean loss over so many samples."""
 
-    w̄ ← e w̄ + (1−e) w with e = min(cap, n/(n+5)) for the n-th weights, from 0: the first count whole, all fade.
-    """
+    accuracy: float | None
+    loss: float
+    samples: int
 
-    def __init__(self, start: Tensor, cap: float) -> None:
-        self.settled, self.cap, self.count = start.clone(), cap, 0
-        self.tentative: Tensor | None = None  # counts in `value` until it is replaced
-
-    @property
-    def value(self) -> Tensor:
-        """w̄ [d], the tentative weights included."""
-        return self.settled if self.tentative is None else self._with(self.tentative)
-
-    def add(self, weights: Tensor) -> None:
-        """Count these weights [d] for good."""
-        self.settled = self._with(weights)
-        self.count += 1
-
-    def _with(self, weights: Tensor) -> Tensor:
-        """What w̄ becomes with these weights as the n-th."""
-        e = min(self.cap, self.count / (self.count + 5))
-        return e * self.settled + (1 - e) * weights
+    @staticmethod
+    def of(task: Task, outputs: Tensor, y: Tensor) -> Score:
+        """Of outputs [n, d2] for samples with these targets."""
+        right = None if y.is_floating_point() else float((outputs.argmax(1) == y).double().mean())
+        return Score(right, float(task.losses(outputs, y).double().mean()), len(y))
 
 
 class ServerState:
-    """The method's state and the running average of its weights: what a checkpoint holds."""
+    """The method's state, and the running average w̄ of its weights: what a checkpoint holds.
+
+    w̄ is reported and saved; training never goes on from it. With e = min(average, n/(n+5)) for the n-th weights, from
+    0, w̄ ← e w̄ + (1−e) w: the first count whole, all fade. `settled` is w̄ of weights that count for good; where the
+    state's own are `tentative`, `averaged` has them besides.
+    """
 
     def __init__(self, task: Task, method: Method) -> None:
         self.task, self.method = task, method
         self.state = method.start(task, task.like)
-        self.average = RunningAverage(self.flat_weights(), method.average)
+        self.settled, self.count, self.tentative = self.flat_weights(), 0, False
 
     def advance(self, outcome: Outcome) -> None:
         """Take over what a round ended with, sorted by name as `restore` does: equal states give equal bytes."""
-        self.state = dict(sorted(outcome.state.items()))
-        if outcome.passed is not None:
-            self.average.add(self.flat_weights(outcome.passed))
-        self.average.tentative = self.flat_weights() if outcome.tentative else None
-        if not outcome.tentative:
-            self.average.add(self.flat_weights())
+        self.state, self.tentative = dict(sorted(outcome.state.items())), outcome.tentative
+        ended = [] if outcome.tentative else [self.state["weights"]]
+        for weights in ended if outcome.passed is None else [outcome.passed, *ended]:
+            self.settled = self._with(weights)
+            self.count += 1
+
+    @property
+    def averaged(self) -> Tensor:
+        """w̄ [d + b], tentative weights included."""
+        return self._with(self.state["weights"]) if self.tentative else self.settled
+
+    def _with(self, weights: Tensor) -> Tensor:
+        """What w̄ becomes with these weights [d] as the n-th."""
+        e = min(self.method.average, self.count / (self.count + 5))
+        return e * self.settled + (1 - e) * self.flat_weights(weights)
 
     def flat_weights(self, weights: Tensor | None = None) -> Tensor:
-        """The state's weights [d], or others, followed by the batch normalisation statistics averaged with them."""
+        """The state's weights [d], or others, followed by the batch normalisation statistics [b] averaged with them."""
         first = self.state["weights"] if weights is None else weights
         return torch.cat([first, *([self.state[STATISTICS]] if STATISTICS in self.state else [])])
 
-    def parts(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """(weights [d], statistics [b]) of what `flat_weights` gives; b is 0 for a network without any."""
-        d = self.task.like.numel()
-        return flat[:d], flat[d:]
+    def _load(self, model: nn.Module, flat: Tensor) -> Tensor:
+        """Load the statistics of what `flat_weights` gives into the model; the weights [d] of it."""
+        weights, statistics = flat.tensor_split([self.task.like.numel()])
+        load_statistics(model, {STATISTICS: statistics} if len(statistics) else {})
+        return weights
 
-    def evaluate(self, batch: Batch, *flat: Tensor) -> list[tuple[float | None, float]]:
-        """(accuracy, mean loss) of each of these weights and statistics; no accuracy for real-valued targets."""
-        x, y = batch
-        outputs = []
-        for weights, own in map(self.parts, flat):
-            if len(own):
-                load_statistics(self.task.model, own)
-            outputs.append(self.task.predict(weights, x))
-        losses = [self.task.losses(f, y).double().mean() for f in outputs]
-        if y.is_floating_point():
-            return [(None, float(loss)) for loss in losses]
-        right = [(f.argmax(1) == y).double().mean() for f in outputs]
-        return [(float(accuracy), float(loss)) for accuracy, loss in zip(right, losses, strict=True)]
+    def score(self, flat: Tensor, batch: Batch) -> Score:
+        """Of these weights and statistics on samples (x, y)."""
+        weights = self._load(self.task.model, flat)
+        return Score.of(self.task, self.task.predict(weights, batch[0]), batch[1])
 
     def trained(self, model: nn.Module) -> nn.Module:
         """A copy of `model` with the averaged weights and statistics."""
         result = copy.deepcopy(model)
-        weights, own = self.parts(self.average.value.to(next(result.parameters()).device))
-        load_flat(result, weights)
-        if len(own):
-            load_statistics(result, own)
+        load_flat(result, self._load(result, self.averaged.to(next(result.parameters()).device)))
         return result
 
     def checkpoint(self) -> State:
@@ -116,9 +107,9 @@ class ServerState:
         it is the state's own weights.
         """
         return {f"state/{name}": t for name, t in self.state.items()} | {
-            "averaged": self.average.settled,
-            "averages": torch.tensor(self.average.count),
-            "tentative": torch.tensor(self.average.tentative is not None),
+            "averaged": self.settled,
+            "averages": torch.tensor(self.count),
+            "tentative": torch.tensor(self.tentative),
         }
 
     def restore(self, tensors: State) -> None:
@@ -128,49 +119,22 @@ class ServerState:
         for name in ("averaged", "averages", "tentative", "state/weights"):
             if name not in placed or placed[name].shape != own[name].shape:
                 raise RunFolderError("the checkpoint is not of this model: it cannot be resumed from")
-        self.average.settled, self.average.count = placed["averaged"], int(placed["averages"])
         self.state = {k.removeprefix("state/"): t for k, t in sorted(placed.items()) if k.startswith("state/")}
-        self.average.tentative = self.flat_weights() if bool(placed["tentative"]) else None
+        self.settled, self.count = placed["averaged"], int(placed["averages"])
+        self.tentative = bool(placed["tentative"])
 
 
-@dataclass(frozen=True)
-class Score:
-    """Over all samples counted; no accuracy for real-valued targets, and None where nothing was measured."""
-
-    accuracy: float | None
-    loss: float | None
-    samples: int
-
-
-class OwnTestSet:
-    """Measures on a test set of the server's; with `validation`, on held-out clients' samples too."""
-
-    def __init__(self, test: Batch, validation: Batch | None = None) -> None:
-        self.test, self.validation = test, validation
-
-    def constant(self, task: Task) -> Record:
-        """Accuracy (of classes) and loss of the best constant prediction: the mean target, under cross-entropy taken
-        as probabilities. Empty for a loss of the user's own.
-        """
-        y = self.test[1]
-        if task.loss not in LOSSES:
-            return {}
-        Y = targets(y, task.outputs, task.loss, torch.float64)
-        mean = Y.mean(0)
-        best = mean.clamp_min(1e-300).log() if task.loss == "ce" else mean
-        accuracy = {} if y.is_floating_point() else {"accuracy": float(mean.max())}
-        return accuracy | {"loss": float(per_sample(task.loss, best.expand_as(Y), Y).mean())}
-
-    def measure(self, state: ServerState) -> tuple[Score, Record]:
-        """(the score of the averaged weights, what else the round's record says of it)."""
-        averaged = state.average.value
-        # The trajectory does not depend on averaging, so one run tells both curves.
-        last = [state.flat_weights()] if state.method.average else []
-        scores = state.evaluate(self.test, averaged, *last)
-        (accuracy, loss), more = scores[0], Record(last_accuracy=scores[-1][0])
-        if self.validation is not None:
-            ((more["validation_accuracy"], more["validation_loss"]),) = state.evaluate(self.validation, averaged)
-        return Score(accuracy, loss, len(self.test[1])), more
+def best_constant(task: Task, y: Tensor) -> Record:
+    """Accuracy (of classes) and loss of the best constant prediction of targets y: their mean, under cross-entropy
+    taken as probabilities. Empty for a loss of the user's own.
+    """
+    if task.loss not in LOSSES:
+        return {}
+    Y = targets(y, task.outputs, task.loss, torch.float64)
+    mean = Y.mean(0)
+    best = mean.clamp_min(1e-300).log() if task.loss == "ce" else mean
+    accuracy = {} if y.is_floating_point() else {"accuracy": float(mean.max())}
+    return accuracy | {"loss": float(per_sample(task.loss, best.expand_as(Y), Y).mean())}
 
 
 def failure(history: Sequence[Record], constant: Mapping[str, Any] | None) -> str:
@@ -189,11 +153,12 @@ def failure(history: Sequence[Record], constant: Mapping[str, Any] | None) -> st
 
 
 class Server:
-    """Trains `model` by `method` with the clients that `transport` reaches.
+    """Trains `model` by `method` with the clients that `transport` reaches, and measures it on the samples `test`, if
+    there are some, and on `task.validation`.
 
     With a `seed`, cohorts and what torch draws follow from it, and so does the whole run of a simulation. Without one
-    the transport says who takes part, and nothing is drawn here. Without an `evaluator` records have no score.
-    `count_attempts` is for noise that is drawn anew each time: rounds that failed count for ε (`task.failed_rounds`).
+    the transport says who takes part, and nothing is drawn here. `count_attempts` is for noise that is drawn anew each
+    time: rounds that failed count for ε (`task.failed_rounds`).
     """
 
     def __init__(
@@ -202,15 +167,15 @@ class Server:
         task: Task,
         method: Method,
         transport: Transport,
-        evaluator: OwnTestSet | None,
+        test: Batch | None,
         *,
         clients_per_round: int,
         seed: int | None = None,
         count_attempts: bool = False,
     ) -> None:
-        self.model, self.task, self.method, self.transport, self.evaluator = model, task, method, transport, evaluator
+        self.model, self.task, self.method, self.transport, self.test = model, task, method, transport, test
         self.clients_per_round, self.seed, self.count_attempts = clients_per_round, seed, count_attempts
-        self.constant: Record = {} if evaluator is None else evaluator.constant(task)
+        self.constant = {} if test is None else best_constant(task, test[1])
         self._attempts = 0
         with self._drawing(0):
             self.state = ServerState(task, method)
@@ -220,48 +185,39 @@ class Server:
     ) -> tuple[nn.Module, list[Record], list[Record]]:
         """Play `settings["rounds"]` rounds, or as far as `settings["stop_at"]` asks: (model, history, timings).
 
-        With a folder, the run is kept there after every round, and `resume` goes on from it.
+        With a folder, the run is kept there after every round, and `resume` goes on from it. A record is written before
+        the checkpoint that counts it: a process killed in between leaves one line too many, which the next `open` cuts
+        off, and the round is played again, to the same bytes.
         """
+        stop_at = settings.get("stop_at")
         with folder.locked() if folder else nullcontext():
-            history, timings = self._rounds(folder, settings, resume, on_round)
+            history, timings, tensors = folder.open(settings, resume) if folder else ([], [], {})
+            if tensors:
+                self.restore(tensors)
+            for number in range(len(history) + 1, int(settings["rounds"]) + 1):
+                if stop_at is not None and history and (history[-1]["test_accuracy"] or 0.0) >= stop_at:
+                    break
+                self._count_attempt(folder, number)
+                try:
+                    record, timing = self.play(number)
+                except (NumericalError, Diverged) as error:
+                    error.add_note(f"training diverged: {ADVICE}")
+                    raise
+                history.append(record)
+                timings.append(timing)
+                if (worse := failure(history, self.constant)) and not failure(history[:-1], self.constant):
+                    record["warning"] = "; ".join([*filter(None, [record.get("warning")]), worse])
+                if folder:
+                    folder.append("history.jsonl", record)
+                    folder.append("timings.jsonl", timing)
+                    folder.save_checkpoint(number, self.checkpoint())
+                if on_round:
+                    on_round(record, timing)
             trained = self.state.trained(self.model)
             if folder:
                 with eager(trained) as own:
                     folder.save_model(own.state_dict())
         return trained, history, timings
-
-    def _rounds(
-        self, folder: RunFolder | None, settings: Mapping[str, Any], resume: bool, on_round: OnRound | None
-    ) -> tuple[list[Record], list[Record]]:
-        """Open the folder, and play the rounds that are missing: (history, timings), those found there included.
-
-        A record is written before the checkpoint that counts it. A process killed in between leaves one line too many,
-        which the next `open` cuts off: the round is played again, to the same bytes.
-        """
-        rounds, stop_at = int(settings["rounds"]), settings.get("stop_at")
-        history, timings, tensors = folder.open(settings, resume) if folder else ([], [], {})
-        if tensors:
-            self.restore(tensors)
-        for number in range(len(history) + 1, rounds + 1):
-            if stop_at is not None and history and (history[-1]["test_accuracy"] or 0.0) >= stop_at:
-                break
-            self._count_attempt(folder, number)
-            try:
-                record, timing = self.play(number)
-            except (NumericalError, Diverged) as error:
-                error.add_note(f"training diverged: {ADVICE}")
-                raise
-            history.append(record)
-            if (worse := failure(history, self.constant)) and not failure(history[:-1], self.constant):
-                record["warning"] = "; ".join([*([record["warning"]] if "warning" in record else []), worse])
-            timings.append(timing)
-            if folder:
-                folder.append("history.jsonl", record)
-                folder.append("timings.jsonl", timing)
-                folder.save_checkpoint(number, self.checkpoint())
-            if on_round:
-                on_round(record, timing)
-        return history, timings
 
     def _count_attempt(self, folder: RunFolder | None, number: int) -> None:
         """Write the attempt down before any noise is drawn: whatever ends it, what it released counts."""
@@ -276,7 +232,9 @@ class Server:
         then as it was, and the round can be played again.
         """
         with self._drawing(number):
-            began, cohort = time.perf_counter(), self._cohort(number)
+            began, cohort = time.perf_counter(), list(self.transport.available())
+            if self.seed is not None:  # else the transport found those that take part
+                cohort = [cohort[i] for i in draw_cohort(self.seed, len(cohort), self.clients_per_round, number)]
             outcome, traffic = self.attempt(number, cohort)
             evaluation = time.perf_counter()
             try:
@@ -294,12 +252,17 @@ class Server:
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         }
 
+    def _drawing(self, number: int) -> AbstractContextManager[None]:
+        """What torch draws in a round, in the clients of this process too."""
+        return nullcontext() if self.seed is None else seeded_torch(self.task.like.device, self.seed, number)
+
     def attempt(self, number: int, cohort: Sequence[int]) -> tuple[Outcome, Traffic]:
         """The method's round with these clients: (its outcome, what was sent and lost).
 
-        The method's `round` is a generator. Each message that it yields goes to the cohort; it is sent the replies,
-        parsed and without those that were rejected. The state stays as it is; where the round succeeds,
-        `transport.end` is still to come, and where it fails it was called.
+        The method's `round` is a generator, of one exchange or more: each question that it yields goes to the cohort,
+        and it is sent the replies, parsed and without those that were rejected. What it returns is the outcome. The
+        state stays as it is; where the round succeeds, `transport.end` is still to come, and where it fails it was
+        called.
         """
         traffic = Traffic()
         self.transport.begin(number, cohort)
@@ -310,8 +273,6 @@ class Server:
                     f"{self.method.name}: `round` has no yield: it must yield a message, return an Outcome"
                 )
             question = next(generator)
-            # A round has one exchange or more: the method yields a question, and is sent the parsed replies. What it
-            # returns in the end is the round's outcome.
             while True:
                 messages = self.transport.exchange(question, cohort, traffic)
                 try:
@@ -322,46 +283,40 @@ class Server:
             self.transport.end()
             raise
 
-    def _drawing(self, number: int) -> AbstractContextManager[None]:
-        """What torch draws in a round, in the clients of this process too."""
-        return nullcontext() if self.seed is None else seeded_torch(self.task.like.device, self.seed, number)
-
-    def _cohort(self, number: int) -> list[int]:
-        """The clients of the round, ascending: drawn by the seed, or those that the transport found."""
-        available = list(self.transport.available())
-        if self.seed is None:
-            return available
-        return [available[i] for i in draw_cohort(self.seed, len(available), self.clients_per_round, number)]
-
     def _parsed(self, question: Outgoing, messages: list[Message], traffic: Traffic) -> list[Any]:
         """The replies in these messages, without those that a round cannot be built from."""
-        anonymous = self.transport.anonymous
-        kind = self.method.replies[(question if isinstance(question, Message) else next(iter(question.values()))).kind]
-        filtered = filter_replies(kind, self.task, messages)
-        traffic.rejected += filtered.rejected
-        traffic.reasons = filtered.reasons | traffic.reasons
-        traffic.rejected_clients += 0 if anonymous else filtered.touched
-        if not filtered.replies:
-            diverged = set(filtered.rejected) == {NOT_FINITE} and not anonymous
+        first = question if isinstance(question, Message) else next(iter(question.values()))
+        before = traffic.rejected.copy()
+        replies = filter_replies(self.method.replies[first.kind], self.task, messages, traffic)
+        if not replies:
+            diverged = (traffic.rejected - before).keys() == {NOT_FINITE} and not self.transport.anonymous
             why = why_rejected(traffic.rejected, traffic.reasons)
             raise (Diverged if diverged else TooFew)(f"nothing that clients sent could be used: {why}")
-        self.transport.accepted(filtered.replies)
-        return filtered.replies
+        self.transport.accepted(replies)
+        return replies
 
     def _record(self, number: int, cohort: Sequence[int], outcome: Outcome, traffic: Traffic) -> Record:
         """What every record says of its round. `failed` (clients by name, with the reason), `rejected` (rows or
         updates by reason), `rejected_why` and `repeated_rows` are there only where there were some.
         """
-        score, more = self._measured()
-        if self.state.average.tentative is not None and not math.isfinite(score.loss or 0.0):
-            self.state.average.tentative = None  # a step that the next cohort will take back
-            score, more = self._measured()
-        if score.loss is not None and not math.isfinite(score.loss):
+        scores = self._scores()
+        if self.state.tentative and not math.isfinite(scores["test_loss"] or 0.0):
+            self.state.tentative = False  # a step that the next cohort will take back
+            scores = self._scores()
+        if not math.isfinite(scores["test_loss"] or 0.0):
             raise NumericalError(f"the test loss of round {number} is not finite: the training diverged")
-        record: Record = {
+        anonymous, rejected = self.transport.anonymous, traffic.rejected
+        lost = {
+            "rejected": dict(rejected),
+            "rejected_why": dict(traffic.reasons),
+            "repeated_rows": traffic.repeated,
+            "rejected_clients": 0 if anonymous else traffic.rejected_clients,
+            "failed": dict(traffic.failed),
+            "failed_rounds": self.task.failed_rounds,
+        }
+        return {
             "round": number,
-            "test_accuracy": score.accuracy,
-            "test_loss": score.loss,
+            **scores,
             "train_loss": outcome.train_loss,
             "steps": outcome.steps,
             "uplink_bytes": traffic.uplink.total(),
@@ -369,23 +324,26 @@ class Server:
             "clients": list(cohort),
             "uplink": dict(traffic.uplink),
             "downlink": dict(traffic.downlink),
+            **{name: value for name, value in lost.items() if value},
+            **({"dropped_rows": rejected.total()} if anonymous else {}),
+            **outcome.diagnostics,
+            **self.transport.notes(cohort),
         }
-        lost = {
-            "rejected": dict(traffic.rejected),
-            "rejected_why": dict(traffic.reasons),
-            "repeated_rows": traffic.repeated,
-            "rejected_clients": traffic.rejected_clients,
-            "failed": dict(traffic.failed),
-            "failed_rounds": self.task.failed_rounds,
-        }
-        record |= {name: value for name, value in lost.items() if value} | more
-        if self.transport.anonymous:
-            record["dropped_rows"] = traffic.rejected.total()
-        return record | outcome.diagnostics | self.transport.notes(cohort)
 
-    def _measured(self) -> tuple[Score, Record]:
-        """The model's score now, and what else the record says of it; nothing without an evaluator."""
-        return (Score(None, None, 0), {}) if self.evaluator is None else self.evaluator.measure(self.state)
+    def _scores(self) -> Record:
+        """The averaged weights' scores, as the record has them; none without test samples. Training does not depend on
+        averaging, so `last_accuracy` tells what one without it would have reached.
+        """
+        if self.test is None:
+            return {"test_accuracy": None, "test_loss": None}
+        state, averaged = self.state, self.state.averaged
+        score = state.score(averaged, self.test)
+        last = state.score(state.flat_weights(), self.test) if self.method.average else score
+        found = {"test_accuracy": score.accuracy, "test_loss": score.loss, "last_accuracy": last.accuracy}
+        if self.task.validation is not None:
+            held = state.score(averaged, self.task.validation)
+            found |= {"validation_accuracy": held.accuracy, "validation_loss": held.loss}
+        return found
 
     def checkpoint(self) -> State:
         """What the next round starts from: the server's state, and what clients of this process keep."""

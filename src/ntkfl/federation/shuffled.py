@@ -20,28 +20,17 @@ from ntkfl.crypto.context import bind
 from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey
 from ntkfl.crypto.row_frames import SEED_BYTES, Announced, BatchKey, open_row, pack_rows, seal_rows, unpack_rows
 from ntkfl.errors import ConfigError, MessageError, NTKFLError, TooFew, TrustError
-from ntkfl.federation.client import SeededRandomness
 from ntkfl.federation.secure_sum import SumSchema, mask_reply, open_sum
 from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.federation.validation import MALFORMED, rows_of
 from ntkfl.methods import Method, State, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.methods.replies import Reply
+from ntkfl.privacy.randomness import Randomness
 from ntkfl.services.announcement import Batch
 from ntkfl.services.store import BatchStore
 from ntkfl.wire import Message
 from ntkfl.wire.message import describes
-
-
-@dataclass(frozen=True)
-class Opened:
-    """What of an exchange's rows could be read: messages of them, and rows dropped, by reason. `repeated` of the rows
-    of samples equal others and are kept all the same.
-    """
-
-    messages: list[Message]
-    rejected: Counter[str]
-    repeated: int = 0
 
 
 def seal_reply(
@@ -70,11 +59,6 @@ class RowSchema:
         row = reply.split()[0].message(round)
         return RowSchema(type(reply), row.header(), _described(row), len(row.encode()) + SEAL_BYTES)
 
-    @property
-    def kind(self) -> str:
-        """The kind of reply, by which bytes are counted."""
-        return self.reply.kind
-
     def rows(self, of_samples: int) -> int:
         """How many rows every client sends, where it sends this many of samples."""
         return of_samples if self.reply.sampled else 1
@@ -99,33 +83,32 @@ def open_rows(
     federation: str,
     run: str,
     announced: Announced,
-) -> Opened:
-    """The aggregator's side: rows that open, decode and have the right form, joined for validation. The others are
-    counted and dropped; padding is dropped and not counted. What is left is put in the order of its bytes, so that the
-    result does not depend on the shuffler's.
+    traffic: Traffic,
+) -> list[Message]:
+    """The aggregator's side: rows that open, decode and have the right form, joined into messages for validation, in
+    the order of their bytes, so that the result does not depend on the shuffler's. The others are dropped and counted;
+    padding is dropped and not counted.
 
     Honest seals are all different: one that comes twice was copied. Equal rows of samples under different seals are a
     client's that sealed one twice, or honest: records that repeat, and samples for which all units of a small network
     are dead. Nothing tells them apart, so they are counted and kept.
     """
-    rejected: Counter[str] = Counter()
-    opened = []
-    for row in set(sealed):
+    opened, rows, seals = list[bytes](), list[Reply](), set(sealed)
+    traffic.rejected += Counter({"copied": len(sealed) - len(seals)})
+    for row in seals:
         try:
             plain = open_row(opener, row, federation, run, announced)
             opened += [plain] if any(plain) else []  # padding is zeros, which no message begins with
         except TrustError:
-            rejected["not for this batch"] += 1
-    rejected["copied"] = len(sealed) - len(set(sealed))
-    repeated = len(opened) - len(set(opened)) if schema.reply.sampled else 0
-    rows = []
+            traffic.rejected["not for this batch"] += 1
+    if schema.reply.sampled:
+        traffic.repeated += len(opened) - len(set(opened))
     for plain in sorted(opened):
         if (message := schema.read(plain)) is not None:
-            rows.append(message)
+            rows.append(schema.reply(message.arrays, message.halves))
         else:
-            rejected[MALFORMED] += 1
-    joined = schema.reply.join([schema.reply(row.arrays, row.halves) for row in rows])
-    return Opened([reply.message(announced.key.round) for reply in joined], +rejected, repeated)
+            traffic.reject(MALFORMED, 1, "rows of another form than this round's")
+    return [reply.message(announced.key.round) for reply in schema.reply.join(rows)]
 
 
 def _described(row: Message) -> bytes:
@@ -147,14 +130,14 @@ class Mixed:
 
 
 class ShuffledTransport(Transport):
-    """Seal, mix, open: around any shuffler, which a subclass reaches in `mix`. Rows are sealed to a key that is made
-    for one round, held in memory, and dropped with it.
+    """Seal, mix, open: around any shuffler, which a subclass reaches in `mix`, before the clients that `inner` reaches.
+    Rows are sealed to a key that is made for one round, held in memory, and dropped with it.
     """
 
     anonymous = True
 
-    def __init__(self, task: Task, method: Method, federation: str, run: str) -> None:
-        self.task, self.method, self.federation, self.run = task, method, federation, run
+    def __init__(self, inner: Transport, task: Task, method: Method, federation: str, run: str) -> None:
+        self.inner, self.task, self.method, self.federation, self.run = inner, task, method, federation, run
         self.opener = SealingKey.generate()
         self._summed: dict[str, Any] = {}  # of the round's secure sum, for its record
 
@@ -166,22 +149,37 @@ class ShuffledTransport(Transport):
         """What every client's submission in answer to the question looks like, known before any of them answers."""
         blank = self.method.replies[question.kind].blank(self.method, self.task, question)
         if self.task.privacy.secure_sum:
-            return SumSchema.of(blank.kind, blank.addends(self.method, self.task, question), clients)
+            return SumSchema.of(blank.addends(self.method, self.task, question), clients)
         return RowSchema.of(blank, question.round)
+
+    def available(self) -> Sequence[int]:
+        """The clients behind the shuffler."""
+        return self.inner.available()
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         """With a new key, so that rows of another round cannot be opened in this one."""
         self.opener, self._summed = SealingKey.generate(), {}
+        self.inner.begin(round, cohort)
+
+    def accepted(self, replies: Sequence[Reply]) -> None:
+        self.inner.accepted(replies)
 
     def end(self) -> None:
         self.opener = SealingKey.generate()  # nothing opens the round's rows any more
+        self.inner.end()
+
+    def checkpoint(self) -> State:
+        return self.inner.checkpoint()
+
+    def restore(self, tensors: State) -> None:
+        self.inner.restore(tensors)
 
     def exchange(self, question: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
         """The rows that could be opened, joined into messages; or the one reply that a secure sum's total makes."""
         if not isinstance(question, Message):
             raise ConfigError(f"{self.method.name} tells clients apart, which the shuffler is there to prevent")
         mixed = self.mix(question, cohort, traffic)
-        traffic.uplink[mixed.schema.kind] += mixed.sent
+        traffic.uplink[self.method.replies[question.kind].kind] += mixed.sent
         where = (self.opener, self.federation, self.run, mixed.announced)
         if isinstance(mixed.schema, SumSchema):
             arrays, bounded = open_sum(mixed.schema, mixed.rows, mixed.masks, *where)
@@ -189,16 +187,11 @@ class ShuffledTransport(Transport):
             kind = self.method.replies[question.kind]
             whole = kind.from_total(self.method, self.task, question, arrays, len(mixed.rows))
             return [whole.message(question.round)]
-        opened = open_rows(mixed.rows, mixed.schema, *where)
-        traffic.rejected += opened.rejected
-        if MALFORMED in opened.rejected:
-            traffic.reasons.setdefault(MALFORMED, "rows of another form than this round's")
-        traffic.repeated += opened.repeated
-        return opened.messages
+        return open_rows(mixed.rows, mixed.schema, *where, traffic)
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
         """Of a secure sum: how many clients it is of, and how many scaled something down to its limit."""
-        return self._summed
+        return self._summed | self.inner.notes(cohort)
 
 
 LEAST_CLIENTS = 2  # without whose rows a simulated batch is not released: a deployed shuffler's least
@@ -214,14 +207,10 @@ class LocalShuffler(ShuffledTransport):
     floor = LEAST_CLIENTS
 
     def __init__(self, inner: Transport, task: Task, method: Method, rows: int, seed: int = 0) -> None:
-        super().__init__(task, method, "simulation", "simulation")
-        self.inner, self.rows, self.seed = inner, rows, seed
+        super().__init__(inner, task, method, "simulation", "simulation")
+        self.rows, self.seed = rows, seed
         self._key, self._present = BatchKey(0, 0), frozenset[int]()
         self._shuffler = BatchStore(floor=LEAST_CLIENTS)
-
-    def available(self) -> Sequence[int]:
-        """The clients behind the shuffler."""
-        return self.inner.available()
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         """A new key and an empty shuffler; `ConfigError` for a cohort in which nobody could hide."""
@@ -230,7 +219,6 @@ class LocalShuffler(ShuffledTransport):
                 f"a shuffler hides nobody among {len(cohort)}: at least {LEAST_CLIENTS} clients per round are needed"
             )
         super().begin(round, cohort)
-        self.inner.begin(round, cohort)
         self._key, self._present = BatchKey(round, 0), frozenset(cohort)
         self._shuffler = BatchStore(floor=LEAST_CLIENTS)
 
@@ -261,8 +249,8 @@ class LocalShuffler(ShuffledTransport):
                 taken.add(number)
                 size += len(body)
             except NTKFLError:  # a reply that does not split or sum as it should, or that the shuffler refuses
-                traffic.rejected[MALFORMED] += len(rows_of(kind, message))
-                traffic.reasons.setdefault(MALFORMED, "arrays of other names, types or shapes than this round's")
+                rows_lost = len(rows_of(kind, message))
+                traffic.reject(MALFORMED, rows_lost, "arrays of other names, types or shapes than this round's")
         self._present = frozenset(taken) if key.exchange == 0 else self._present
         if len(taken) < LEAST_CLIENTS or taken != self._present:
             self._shuffler.discard(key)
@@ -282,23 +270,7 @@ class LocalShuffler(ShuffledTransport):
         if isinstance(schema, RowSchema):
             return seal_reply(reply, question.round, schema.rows(self.rows), *where)
         addends = reply.addends(self.method, self.task, question)
-        if SumSchema.of(reply.kind, addends, schema.clients) != schema:
+        if SumSchema.of(addends, schema.clients) != schema:
             raise MessageError("a summand of another form than this round's")
-        draws = SeededRandomness(self.seed, number).of_round(question.round)
+        draws = Randomness.simulated(self.seed, "client", number, question.round)
         return mask_reply(schema.encode(addends, draws), *where)
-
-    def accepted(self, replies: Sequence[Reply]) -> None:
-        self.inner.accepted(replies)
-
-    def end(self) -> None:
-        super().end()
-        self.inner.end()
-
-    def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
-        return super().notes(cohort) | self.inner.notes(cohort)
-
-    def checkpoint(self) -> State:
-        return self.inner.checkpoint()
-
-    def restore(self, tensors: State) -> None:
-        self.inner.restore(tensors)

@@ -22,7 +22,7 @@ from ntkfl.data.moments import Standardization
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.federation.byzantine import Byzantine
-from ntkfl.federation.client import honest, split_frozen
+from ntkfl.federation.client import split_frozen
 from ntkfl.federation.config import (
     RunConfig,
     build_model,
@@ -32,9 +32,9 @@ from ntkfl.federation.config import (
     spelled_out,
 )
 from ntkfl.federation.run import Run
-from ntkfl.federation.run_folder import Record, RunFolder, without_draw
-from ntkfl.federation.server import OwnTestSet, Server
-from ntkfl.federation.transport import LocalTransport, SimulatedClients, Transport
+from ntkfl.federation.run_folder import Record, RunFolder
+from ntkfl.federation.server import Server
+from ntkfl.federation.transport import LocalTransport, Transport
 from ntkfl.methods import Method, Task
 from ntkfl.methods.base import fitted, kinds_of, settle
 from ntkfl.methods.replies import by_samples
@@ -43,7 +43,6 @@ from ntkfl.methods.sums.noisy_sums import guarantees, promises
 from ntkfl.methods.sums.private_sums import noise_advice
 from ntkfl.methods.task import statistics
 from ntkfl.privacy.settings import Privacy
-from ntkfl.privacy.sum_noise import Participation
 from ntkfl.progress import ProgressBar, percent, plural
 from ntkfl.tangent.parameters import eager, flatten, full_precision, refuses_autocast, trainable
 from ntkfl.version import __version__
@@ -119,7 +118,7 @@ def execute(
     """Train what the configuration says; `data` are what it names, where they are loaded already."""
     data = data or load_data(config)
     config = config.with_cohort(len(data))
-    settings = without_draw(spelled_out(config))
+    settings = spelled_out(config)
     if not config.data.own:
         settings["data"].setdefault("clients", len(data))  # those that the data name
     return simulation_of(config, data, device).run(
@@ -147,7 +146,7 @@ def simulation_of(config: RunConfig, data: Federated, device: str | None = None)
 class Simulation:
     """A federation in this process, and its server: everything is checked and built here, before the first round.
 
-    `clients` are the simulated clients, `task` the network with its loss, `server` plays the rounds. Where
+    `clients` is the way to the simulated clients, `task` the network with its loss, `server` plays the rounds. Where
     `privacy` asks for projected inputs, P follows from `seed`, which is no secret. With `byzantine`, some clients
     cheat. Unless `repeatable`, what clients draw, such as noise, comes from the operating system.
     """
@@ -173,81 +172,63 @@ class Simulation:
             raise ConfigError(
                 f"data must be dealt to clients: give dataset.partition(…) or from_clients(…), not {data!r:.60}"
             )
-        self.privacy, self.robust = settle(method, privacy, robust)
-        self.model, self.all_data, self.seed, self.hold_out = model, data, seed, hold_out
-        self.byzantine, self.repeatable = byzantine, repeatable
-        self.data, held = data.hold_out(hold_out, seed=seed) if hold_out else (data, None)
-        self.clients_per_round = min(20, len(self.data)) if clients_per_round is None else clients_per_round
-        if not isinstance(self.clients_per_round, int) or not 1 <= self.clients_per_round <= len(self.data):
+        privacy, robust = settle(method, privacy, robust)
+        clients, held = data.hold_out(hold_out, seed=seed) if hold_out else (data, None)
+        cohort = min(20, len(clients)) if clients_per_round is None else clients_per_round
+        if not isinstance(cohort, int) or not 1 <= cohort <= len(clients):
             raise ConfigError(
-                f"clients_per_round must be from 1 to all {len(self.data)} clients, not {clients_per_round}"
+                f"clients_per_round must be from 1 to all {len(clients)} clients, not {clients_per_round}"
             )
-        self.method = fitted(method, model, data.output_dim, self.clients_per_round == len(self.data))
-        if data.standardization is not None and self.privacy.hides_clients:
+        method = fitted(method, model, data.output_dim, cohort == len(clients))
+        if data.standardization is not None and privacy.hides_clients:
             raise ConfigError(
                 "standardising tells the server each client's mean and deviation, which these settings would hide: "
                 "leave standardize out, or scale inputs by public numbers"
             )
-        if self.privacy.epsilon is not None and not data.classes_declared:
+        if privacy.epsilon is not None and not data.classes_declared:
             raise ConfigError(
                 "differential privacy needs the classes to be declared: collected from the labels, they tell which "
                 'labels occur; give them as classes = ["a", "b"] under [data] (in Python: from_file(…, classes=…))'
             )
-        if self.method.loss == "ce" and data.classes is None:
+        if method.loss == "ce" and data.classes is None:
             raise ConfigError("loss 'ce' needs class labels, but the targets are real-valued: use loss 'mse'")
-        self.device = find_device(device) if device is not None else flatten(model).device
+        self.model, self.all_data, self.data, self.method = model, data, clients, method
+        self.privacy, self.robust, self.byzantine, self.repeatable = privacy, robust, byzantine, repeatable
+        self.clients_per_round, self.seed, self.hold_out = cohort, seed, hold_out
+        place = find_device(device) if device is not None else flatten(model).device
         with eager(model) as own:
-            trained, features = split_frozen(own, self.privacy, self.device)
-            trained = copy.deepcopy(trained).to(self.device)
-        self.task = Task(
+            trained, features = split_frozen(own, privacy, place)
+            trained = copy.deepcopy(trained).to(place)
+        self.task = task = Task(
             trained,
             data.output_dim,
-            self.method.loss,
-            label_smoothing=self.method.label_smoothing,
-            privacy=self.privacy,
-            robust=self.robust,
-            total_clients=len(self.data),
+            method.loss,
+            label_smoothing=method.label_smoothing,
+            privacy=privacy,
+            robust=robust,
+            total_clients=len(clients),
         )
-        liars, respond = None, honest
+        self.clients = local = LocalTransport(clients, task, method, seed, repeatable=repeatable, features=features)
         if byzantine is not None:
-            byzantine.check(self.method)
-            liars = byzantine.drawn(seed, len(self.data))
-            respond = partial(byzantine.reply, liars)
-        self.clients = SimulatedClients(
-            self.data,
-            self.task,
-            self.method,
-            seed,
-            repeatable=repeatable,
-            respond=respond,
-            features=features,
-        )
-        test = self.clients.place(data.test)
+            byzantine.check(method)
+            local.byzantine = byzantine.drawn(seed, len(clients))
+            local.respond = partial(byzantine.reply, local.byzantine)
+        test = local.place(data.test)
         self._check_model(test[0][:2])
-        self.task.example = torch.zeros_like(test[0][:1]), torch.zeros_like(test[1][:1])
-        self.task.shared = None if data.shared is None else self.clients.place(data.shared)
+        task.example = torch.zeros_like(test[0][:1]), torch.zeros_like(test[1][:1])
+        task.shared = None if data.shared is None else local.place(data.shared)
         if held is not None:
             xs, ys = zip(*(held.client(i) for i in range(len(held))), strict=True)
-            self.task.validation = self.clients.place((torch.cat(xs), torch.cat(ys)))
-        self.local = LocalTransport(self.clients, liars)
+            task.validation = local.place((torch.cat(xs), torch.cat(ys)))
+        transport: Transport = local
+        if privacy.shuffle or privacy.secure_sum:
+            from ntkfl.federation.shuffled import LocalShuffler  # sealing is an extra: only shuffled runs need it
+
+            transport = LocalShuffler(local, task, method, local.rows, seed)
+        noise_is_new = privacy.epsilon is not None and not repeatable
         self.server = Server(
-            model,
-            self.task,
-            self.method,
-            self._transport(),
-            OwnTestSet(test, self.task.validation),
-            clients_per_round=self.clients_per_round,
-            seed=seed,
-            count_attempts=self.privacy.epsilon is not None and not repeatable,
+            model, task, method, transport, test, clients_per_round=cohort, seed=seed, count_attempts=noise_is_new
         )
-
-    def _transport(self) -> Transport:
-        """The way to the clients: direct, or through a shuffler where privacy asks for one."""
-        if not (self.privacy.shuffle or self.privacy.secure_sum):
-            return self.local
-        from ntkfl.federation.shuffled import LocalShuffler  # sealing is an extra: only shuffled runs need it
-
-        return LocalShuffler(self.local, self.task, self.method, self.clients.rows, self.seed)
 
     def run(
         self,
@@ -286,55 +267,52 @@ class Simulation:
         return Run(trained, history, timings, described, self.server.checkpoint(), self.method)
 
     def _described(self, rounds: int, stop_at: float | None, settings: Mapping[str, Any] | None) -> dict[str, Any]:
-        """What the run's folder says of it. Where noise protects records or clients, nothing exact about training data
-        is among it: no client's name, no number of samples, no digest of the data.
+        """What the run's folder says of it: `settings`, or what identifies model and data where names cannot. Where
+        noise protects records, nothing exact about training data is among it: no client's name, no number of samples,
+        no digest of the data.
         """
-        data, exact = self.data, self.privacy.epsilon is None
-        described = dict(self._made_in_python(exact) if settings is None else settings)
+        data, exact, described = self.data, self.privacy.epsilon is None, dict(settings or {})
+        if settings is None:
+            found = self.all_data.describe() | {"fingerprint": self.all_data.fingerprint()}
+            hidden = () if exact else ("samples", "fingerprint")
+            start = flatten(self.model).detach()
+            with eager(self.model) as own:
+                model = {"class": type(own).__name__, "weights": start.numel()}
+            described = {
+                "ntkfl": __version__,
+                "simulation": True,
+                "clients_per_round": self.clients_per_round,
+                "seed": self.seed,
+                "hold_out": self.hold_out,
+                **describe_settings(self.privacy, self.robust),
+                "data": {name: value for name, value in found.items() if name not in hidden},
+                "model": model | {"start": hashlib.sha256(start.cpu().numpy().tobytes()).hexdigest()},
+            }
         shape: dict[str, Any] = {"inputs": list(data.input_shape), "outputs": data.output_dim}
         shape["precision"] = str(self.task.like.dtype).removeprefix("torch.")
         if self.clients.projection is not None:  # which seed projects: a name for it, never the seed
             shape["key_id"] = self.clients.secret.key_id
+        # For people who look at the run, and for files read later: messages have numbers.
+        names = {"clients": data.client_names if exact else (), "classes": data.class_names}
+        names |= {"features": data.feature_names}
+        optional = {
+            "byzantine": self.byzantine and self.byzantine.model_dump(mode="json"),
+            "constant": self.server.constant,
+            "names": {kind: listed for kind, listed in names.items() if listed},
+            # The trained model needs it for whatever inputs come later.
+            "standardization": data.standardization
+            and Standardization.of(data.standardization).model_dump(mode="json"),
+        }
         described |= {"rounds": rounds, "stop_at": stop_at, "shape": shape}
         described |= {"method": describe_method(self.method), "promises": self._promises(rounds)}
-        if self.byzantine is not None:
-            described["byzantine"] = self.byzantine.model_dump(mode="json")
-        if self.server.constant:
-            described["constant"] = self.server.constant
-        clients = data.client_names if exact else ()
-        names = {"clients": clients, "classes": data.class_names, "features": data.feature_names}
-        if any(names.values()):  # for people who look at the run, and for files read later: messages have numbers
-            described["names"] = {kind: listed for kind, listed in names.items() if listed}
-        if data.standardization is not None:  # the trained model needs it for whatever inputs come later
-            described["standardization"] = Standardization.of(data.standardization).model_dump(mode="json")
-        return described
-
-    def _made_in_python(self, exact: bool) -> dict[str, Any]:
-        """What identifies model and data, where names cannot."""
-        start = hashlib.sha256(flatten(self.model).detach().cpu().numpy().tobytes()).hexdigest()
-        with eager(self.model) as own:
-            kind = type(own).__name__
-        data = self.all_data.describe() | {"fingerprint": self.all_data.fingerprint()}
-        hidden = () if exact else ("samples", "fingerprint")
-        return {
-            "ntkfl": __version__,
-            "simulation": True,
-            "clients_per_round": self.clients_per_round,
-            "seed": self.seed,
-            "hold_out": self.hold_out,
-            **describe_settings(self.privacy, self.robust),
-            "data": {name: value for name, value in data.items() if name not in hidden},
-            "model": {"class": kind, "weights": flatten(self.model).numel(), "start": start},
-        }
+        return described | {name: value for name, value in optional.items() if value}
 
     def _promises(self, rounds: int) -> dict[str, Any]:
         """The table `promises` of the run's folder: guarantees with what they assume, for a client in every round, and
         failed rounds counted; whether replies are summed under masks; `floor`, fewest clients whose replies are
         released; what each role sees; and which samples no guarantee is for.
         """
-        played, total = rounds + self.task.failed_rounds, len(self.data)
-        run = Participation(played, self.clients_per_round, total, played, simulated=True)
-        found = [asdict(one) for one in guarantees(self.method, self.task, run)]
+        found = [asdict(one) for one in guarantees(self.method, self.task, rounds + self.task.failed_rounds)]
         test = plural(len(self.data.test[1]), "test sample")
         drawn = ", a random part of the file's rows" if "test" in self.data.description else ""
         held = f" and {self.hold_out} held-out clients" if self.hold_out else ""
@@ -362,22 +340,22 @@ class Simulation:
 
     def _warnings(self, rounds: int) -> list[str]:
         """Lines on settings that will not do what their user may expect."""
-        lines, sizes = [], self.data.sizes
-        if "update" not in kinds_of(self.method) and statistics(self.task.model):
+        lines, privacy, method = list[str](), self.privacy, self.method
+        records, most = sum(self.data.sizes), privacy.sum_samples
+        if "update" not in kinds_of(method) and statistics(self.task.model):
             lines.append(
-                f"the network has batch normalisation, and {self.method.name} trains weights alone: running means and "
+                f"the network has batch normalisation, and {method.name} trains weights alone: running means and "
                 "variances stay as they are; use nn.GroupNorm, or a method whose clients train locally (fedavg)"
             )
-        samples = sum(sizes) / len(sizes) * self.clients_per_round
-        lines += noise_advice(self.method, self.task, samples, self.clients_per_round, rounds)
-        if self.privacy.epsilon and self.privacy.delta * sum(sizes) >= 1:
+        drawn = records / len(self.data) * self.clients_per_round
+        lines += noise_advice(method, self.task, drawn, self.clients_per_round, rounds)
+        if privacy.epsilon and privacy.delta * records >= 1:
             lines.append(
-                f"delta = {self.privacy.delta:g} allows publishing one record of the {sum(sizes)} there are: "
-                f"take a delta far below {1 / sum(sizes):.1g}"
+                f"delta = {privacy.delta:g} allows publishing one record of the {records} there are: "
+                f"take a delta far below {1 / records:.1g}"
             )
-        most = self.privacy.sum_samples
-        counted = self.privacy.secure_sum and by_samples(self.method)
-        if large := sum(size > most for size in sizes) if counted else 0:
+        large = sum(size > most for size in self.data.sizes) if privacy.secure_sum and by_samples(method) else 0
+        if large:
             have, count = ("has", "counts") if large == 1 else ("have", "count")
             clients = plural(large, "client")
             lines.append(f"{clients} {have} more records than sum_samples ({most:,}) and {count} for less")
@@ -391,26 +369,27 @@ class Simulation:
 
     def _check_model(self, x: torch.Tensor) -> None:
         """Fail before the first round where the model cannot be trained on inputs such as x [n, …]."""
-        if half := {p.dtype for p in trainable(self.task.model).values()} & {torch.float16, torch.bfloat16}:
+        task, outputs = self.task, self.data.output_dim
+        if half := {p.dtype for p in trainable(task.model).values()} & {torch.float16, torch.bfloat16}:
             raise ModelError(
                 f"the model's weights are {str(half.pop()).removeprefix('torch.')}, in which steps get lost: train it "
                 "in float32, model.float(), and convert run.model afterwards"
             )
         try:
-            with refuses_autocast(self.task.model):
-                f = self.task.predict(self.task.like, x)
+            with refuses_autocast(task.model):
+                f = task.predict(task.like, x)
         except ModelError:
             raise
         except Exception as error:  # whatever a user's model raises
             reason = str(error).split("\n")[0]
             raise ModelError(f"the model fails on this data's inputs, {list(x.shape[1:])} each: {reason}") from error
-        if tuple(f.shape) != (len(x), self.data.output_dim):
+        if tuple(f.shape) != (len(x), outputs):
             hint = self._whole_targets()
             raise ModelError(
-                f"the model maps {len(x)} samples to {list(f.shape)}; the data need [{len(x)}, {self.data.output_dim}] "
+                f"the model maps {len(x)} samples to {list(f.shape)}; the data need [{len(x)}, {outputs}] "
                 f"(by the largest label, or the targets' width){hint and f'; {hint}'}"
             )
-        if not bool(self.task.like.isfinite().all()):
+        if not bool(task.like.isfinite().all()):
             raise NumericalError("the model's weights are not finite before training")
 
 

@@ -9,23 +9,13 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
-
 from ntkfl.data import Federated
 from ntkfl.errors import ConfigError
-from ntkfl.federation.client import (
-    Answer,
-    Batch,
-    Client,
-    FeatureCache,
-    SeededRandomness,
-    SystemRandomness,
-    honest,
-)
+from ntkfl.federation.client import Answer, Batch, Client, FeatureCache, from_system, honest, seeded
 from ntkfl.methods import Method, State, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.methods.replies import Reply
@@ -46,6 +36,11 @@ class Traffic:
     repeated: int = 0  # shuffled rows that equal others
     client_seconds: float = 0.0
     failed: dict[str, str] = field(default_factory=dict)  # clients that did not answer, and why
+
+    def reject(self, reason: str, rows: int, why: str) -> None:
+        """Count rows that are left out. Of each reason the first `why` is kept, as a log has room for one."""
+        self.rejected[reason] += rows
+        self.reasons.setdefault(reason, why)
 
 
 class Transport:
@@ -85,9 +80,26 @@ class Transport:
         """Go on from a checkpoint, which may hold more than is ours."""
 
 
-class SimulatedClients:
-    """The clients of `fed`, drawing from `seed`, or where not `repeatable` from the operating system. Each sends `rows`
-    rows of samples through a shuffler. `respond` is how they answer, `features` the cache of a frozen backbone.
+class Listener(Protocol):
+    """Hears every message of a simulation, byte for byte, and who sent it: an audit scores its attacks by that."""
+
+    def asked(self, question: Outgoing, cohort: Sequence[int]) -> None:
+        """What the server asks these clients."""
+
+    def sent(self, client: int, message: Message) -> None:
+        """What a client replies, before any shuffler."""
+
+    def answered(self, replies: Sequence[Reply]) -> None:
+        """As the aggregator has them."""
+
+
+class LocalTransport(Transport):
+    """To the clients of `fed`, in this process. Every message is encoded, counted and decoded, as if it crossed a
+    network.
+
+    Clients draw from `seed`, or where not `repeatable` from the operating system. Each sends `rows` rows of samples
+    through a shuffler. `features` is the cache of a frozen backbone; `respond` is how clients answer, and `byzantine`
+    are those that cheat.
     """
 
     def __init__(
@@ -98,18 +110,19 @@ class SimulatedClients:
         seed: int,
         *,
         repeatable: bool = True,
-        respond: Answer = honest,
         features: FeatureCache | None = None,
     ) -> None:
         self.fed, self.task, self.method, self.seed = fed, task, method, seed
-        self.repeatable, self.respond, self.features = repeatable, respond, features
+        self.repeatable, self.features = repeatable, features
+        self.respond: Answer = honest
+        self.byzantine: frozenset[int] | None = None
+        self.listener: Listener | None = None
         self.secret = RunSecret.simulated(seed)
         self.projection = task.privacy.make_projection(self.secret, fed.input_shape)
         self.rows = equal_rows(fed.sizes, task.privacy.subsample_rate)
         self._clients: dict[int, Client] = {}
-
-    def __len__(self) -> int:
-        return len(self.fed)
+        self._cohort: Sequence[int] = ()
+        self._standardizes = False  # whether what standardising took counts in the next exchange
 
     def __getitem__(self, number: int) -> Client:
         """Client `number`, made when it is first asked: of many clients few are in a short run."""
@@ -120,7 +133,7 @@ class SimulatedClients:
                 self.task,
                 self.method,
                 lambda: self.place(self.fed.client(number)),
-                SeededRandomness(self.seed, number) if self.repeatable else SystemRandomness(),
+                seeded(self.seed, number) if self.repeatable else from_system,
                 rows=self.rows if self.task.privacy.shuffle and sampled else None,
                 respond=self.respond,
             )
@@ -137,52 +150,13 @@ class SimulatedClients:
         x = x if self.features is None else self.features(x)
         return x, y.to(like.device, like.dtype if y.is_floating_point() else y.dtype)
 
-    def memories(self) -> State:
-        """What clients keep between rounds, as a checkpoint holds it."""
-        kept = {number: client.memory.before(0) for number, client in self._clients.items()}
-        return {f"client/{number}/{name}": t for number, memory in kept.items() for name, t in memory.items()}
-
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Give clients back what `memories` took; tensors of other names are left alone."""
-        memories: dict[int, State] = {}
-        for key, t in tensors.items():
-            if key.startswith("client/"):
-                _, number, name = key.split("/", 2)
-                memories.setdefault(int(number), {})[name] = t.to(self.task.like.device)
-        for client, memory in memories.items():
-            self[client].memory.keep(0, memory)
-
-
-class Listener(Protocol):
-    """Hears every message of a simulation, byte for byte, and who sent it: an audit scores its attacks by that."""
-
-    def asked(self, question: Outgoing, cohort: Sequence[int]) -> None:
-        """What the server asks these clients."""
-
-    def sent(self, client: int, message: Message) -> None:
-        """What a client replies, before any shuffler."""
-
-    def answered(self, replies: Sequence[Reply]) -> None:
-        """As the aggregator has them."""
-
-
-class LocalTransport(Transport):
-    """To the clients of this process. Every message is encoded, counted and decoded, as if it crossed a network."""
-
-    listener: Listener | None = None
-
-    def __init__(self, clients: SimulatedClients, byzantine: frozenset[int] | None = None) -> None:
-        self.clients, self.byzantine = clients, byzantine
-        self._cohort: Sequence[int] = ()
-        self._standardizes = False  # whether what standardising took counts in the next exchange
-
     def available(self) -> Sequence[int]:
         """All of them: simulated clients never sleep."""
-        return range(len(self.clients))
+        return range(len(self.fed))
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         self._cohort = cohort
-        self._standardizes = round == 1 and self.clients.fed.standardization is not None
+        self._standardizes = round == 1 and self.fed.standardization is not None
 
     def exchange(self, question: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
         """One client after another, in this thread: results do not depend on how many cores there are."""
@@ -196,7 +170,7 @@ class LocalTransport(Transport):
         for number in cohort:
             asked, sent = common or _crossed(question[number])  # type: ignore[index]  # one for each
             traffic.downlink[asked.kind] += sent
-            reply = self.clients[number].answer(asked)
+            reply = self[number].answer(asked)
             if self.listener:
                 self.listener.sent(number, reply)
             answer, sent = _crossed(reply)
@@ -207,12 +181,12 @@ class LocalTransport(Transport):
 
     def _count_moments(self, traffic: Traffic) -> None:
         """What standardising inputs took: moments from every client, and mean and std back."""
-        moments, self._standardizes = self.clients.fed.standardization, False
+        moments, self._standardizes = self.fed.standardization, False
         assert moments is not None
         sums = {"samples": moments.samples, "sums": moments.sums, "squares": moments.squares}
         back = {"mean": moments.mean, "std": moments.std}
-        traffic.uplink["moments"] += len(Message("sums", 0, sums).encode()) * len(self.clients)
-        traffic.downlink["moments"] += len(Message("weights", 0, back).encode()) * len(self.clients)
+        traffic.uplink["moments"] += len(Message("sums", 0, sums).encode()) * len(self.fed)
+        traffic.downlink["moments"] += len(Message("weights", 0, back).encode()) * len(self.fed)
 
     def accepted(self, replies: Sequence[Reply]) -> None:
         if self.listener:
@@ -221,7 +195,7 @@ class LocalTransport(Transport):
     def end(self) -> None:
         """Let go of the cohort's samples: memory stays that of one round, however many clients there are."""
         for number in self._cohort:
-            self.clients[number].rest()
+            self[number].rest()
         self._cohort = ()
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
@@ -229,10 +203,16 @@ class LocalTransport(Transport):
         return {} if self.byzantine is None else {"byzantine": [c for c in cohort if c in self.byzantine]}
 
     def checkpoint(self) -> State:
-        return self.clients.memories()
+        """What clients keep between rounds."""
+        kept = {number: client.memory for number, client in self._clients.items()}
+        return {f"client/{number}/{name}": t for number, memory in kept.items() for name, t in memory.items()}
 
     def restore(self, tensors: State) -> None:
-        self.clients.restore(tensors)
+        """Give clients back what `checkpoint` took; tensors of other names are left alone."""
+        for key, t in tensors.items():
+            if key.startswith("client/"):
+                _, number, name = key.split("/", 2)
+                self[int(number)].memory[name] = t.to(self.task.like.device)
 
 
 def _crossed(message: Message) -> tuple[Message, int]:

@@ -12,13 +12,14 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ntkfl.errors import MessageError, NotFinite, NTKFLError
+from ntkfl.federation.transport import Traffic
 from ntkfl.methods import Task
 from ntkfl.methods.replies import Reply
 from ntkfl.wire import Message
@@ -26,55 +27,37 @@ from ntkfl.wire import Message
 NOT_FINITE, TOO_LARGE, MALFORMED = "not finite", "extreme", "malformed"
 
 
-@dataclass
-class Filtered:
-    """Replies that a round can use, what was rejected by reason (with the first error of each in full), and of how many
-    messages.
-    """
-
-    replies: list[Any] = field(default_factory=list)
-    rejected: Counter[str] = field(default_factory=Counter)
-    reasons: dict[str, str] = field(default_factory=dict)
-    touched: int = 0
-
-    def reject(self, reason: str, rows: int, why: str) -> None:
-        """Count rows that are left out. Of each reason the first `why` is kept, as a log has room for one."""
-        self.rejected[reason] += rows
-        self.reasons.setdefault(reason, why)
-
-
-def filter_replies(kind: type[Reply], task: Task, messages: Sequence[Message]) -> Filtered:
-    """The replies of this kind in the messages, without rows that cannot be read or are extreme among all.
+def filter_replies(kind: type[Reply], task: Task, messages: Sequence[Message], traffic: Traffic) -> list[Any]:
+    """The replies of this kind in the messages, without rows that cannot be read or are extreme among all; what is left
+    out is counted in `traffic`.
 
     A row is a sample's where the kind splits into such, else a client's whole reply. Three steps, each of which costs
     only the rows that fail it: messages whose arrays differ from most others' in name, type or shape; rows that cannot
     be parsed; rows with a size above `kind.extreme` times the median. A good message is parsed once, as a whole; one
     with a bad row is parsed row by row.
     """
-    kept = Filtered()
+    kept: list[Reply] = []
+    good: list[Reply] = []
     forms = [_form(message) for message in messages]
     usual = Counter(forms).most_common(1)[0][0] if forms else None
-    good: list[Reply] = []
     for message, form in zip(messages, forms, strict=True):
-        before = kept.rejected.total()
+        before = traffic.rejected.total()
         if form == usual:
-            good += _parsed(kind, task, message, kept)
+            good += _parsed(kind, task, message, traffic)
         else:
-            kept.reject(
-                MALFORMED, len(rows_of(kind, message)), "its arrays differ in name, type or shape from the others'"
-            )
-        kept.touched += kept.rejected.total() > before
+            rows = len(rows_of(kind, message))
+            traffic.reject(MALFORMED, rows, "its arrays differ in name, type or shape from the others'")
+        traffic.rejected_clients += traffic.rejected.total() > before
     sizes = [reply.sizes(task) for reply in good]
     bounds = _bounds([own for own in sizes if own is not None], kind.extreme)
     for reply, own in zip(good, sizes, strict=True):
         inside = None if own is None or bounds is None else (own <= bounds).all(1)
         if inside is None or bool(inside.all()):
-            kept.replies.append(reply)
+            kept.append(reply)
             continue
-        kept.touched += 1
-        kept.reject(TOO_LARGE, int((~inside).sum()), "far larger than the median of all")
-        rows = [row for row, stays in zip(reply.split(), inside.tolist(), strict=True) if stays]
-        kept.replies += _joined(kind, task, rows)
+        traffic.rejected_clients += 1
+        traffic.reject(TOO_LARGE, int((~inside).sum()), "far larger than the median of all")
+        kept += _joined(kind, task, [row for row, stays in zip(reply.split(), inside.tolist(), strict=True) if stays])
     return kept
 
 
@@ -87,7 +70,7 @@ def _form(message: Message) -> Hashable:
     return (message.kind, message.round, tuple(arrays))
 
 
-def _parsed(kind: type[Reply], task: Task, message: Message, kept: Filtered) -> list[Reply]:
+def _parsed(kind: type[Reply], task: Task, message: Message, traffic: Traffic) -> list[Reply]:
     """The reply of the message's good rows: parsed at once where all are good, else row by row."""
     with suppress(NTKFLError):
         return [kind.parse(message, task)]
@@ -96,7 +79,7 @@ def _parsed(kind: type[Reply], task: Task, message: Message, kept: Filtered) -> 
         try:
             good.append(kind.parse(replace(row.message(message.round), kind=message.kind), task))
         except NTKFLError as error:
-            kept.reject(NOT_FINITE if isinstance(error, NotFinite) else MALFORMED, 1, str(error))
+            traffic.reject(NOT_FINITE if isinstance(error, NotFinite) else MALFORMED, 1, str(error))
     try:
         return _joined(kind, task, good)
     except MessageError:  # each is good, and they do not fit together
@@ -124,8 +107,8 @@ def _bounds(sizes: list[Tensor], extreme: Sequence[float]) -> Tensor | None:
     """The largest that a row may be, [k]: by the median of those that are not zero, as dead units make many so."""
     if not sizes:
         return None
-    rows = torch.cat(sizes).double()
+    rows, most = torch.cat(sizes).double(), torch.tensor(extreme, dtype=torch.float64)
     if not len(rows):
-        return torch.zeros(len(extreme), dtype=rows.dtype)
+        return torch.zeros_like(most)
     medians = rows.masked_fill(rows <= 0, math.nan).nanmedian(0).values
-    return torch.tensor(extreme, dtype=rows.dtype) * medians.nan_to_num(0.0, posinf=math.inf)
+    return most * medians.nan_to_num(0.0, posinf=math.inf)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ntkfl.crypto.context import bind
 from ntkfl.data.own import Array, Pair, TorchData, read_source
 from ntkfl.errors import ConfigError, DataError, ModelError, Refused
-from ntkfl.federation.client import Client, Memory, SeededRandomness, seeded_torch, split_frozen
+from ntkfl.federation.client import Client, Draws, seeded, seeded_torch, split_frozen
 from ntkfl.federation.policy import Agreed, Site, Terms, noisy
 from ntkfl.flower.messages import NOTES, Notes, content, digest, needs_shuffler, note, payload_of
 from ntkfl.methods import State, Task
@@ -74,7 +74,7 @@ def reply(
         raise ConfigError(f"{method.name} with these settings needs a shuffler: give reply(…, through=…)")
     key = _enter(context, run)
     number = int(context.node_config.get("partition-id", context.node_id))
-    drawn = _KeyedRandomness(key, number) if seed is None else SeededRandomness(seed, number)
+    drawn = _keyed(key, number) if seed is None else seeded(seed, number)
     with full_precision(), eager(model) as own:
         fitted = own
         if flatten(own).dtype != (dtype := getattr(torch, terms.precision)):
@@ -96,13 +96,14 @@ def reply(
             task = Task(trained, terms.outputs, method.loss, label_smoothing=method.label_smoothing, privacy=privacy)
             task.example, task.one_by_one = (torch.zeros_like(x[:1]), torch.zeros_like(y[:1])), private
             memory = ContextMemory(context, (asked.round, exchange))
-            rows = None if through is None else through.rows(agreed)
-            found = Client(number, task, method, lambda: (x, y), drawn, memory=memory, rows=rows).answer(asked)
+            kept, rows = memory.before(), None if through is None else through.rows(agreed)
+            found = Client(number, task, method, lambda: (x, y), drawn, memory=kept, rows=rows).answer(asked)
+            memory.keep(kept)
             return found.encode() if through is None else through.seal(found, method, task, randomness)
 
         # What a user's own code draws from torch follows from the round: a loader that shuffles reads the same samples
         # in the same order for all questions of a round.
-        randomness = drawn.of_round(asked.round)
+        randomness = drawn(asked.round)[0]
         with seeded_torch(flatten(fitted).device, randomness.seed("batches")), _errors_stay_here(site):
             payload = site.release(run, asked.round, exchange, question, answer)
     if through is not None:
@@ -156,20 +157,19 @@ def _placed(x: Tensor, y: Tensor, model: nn.Module, agreed: Agreed, terms: Terms
     return x, y
 
 
-class _KeyedRandomness:
+def _keyed(key: bytes, number: int) -> Draws:
     """From this client's secret key of the run: nobody else can know it, and a question that comes again finds it."""
 
-    def __init__(self, key: bytes, number: int) -> None:
-        self.key, self.number = Randomness(key), number
+    own = Randomness(key)
 
-    def subsampling(self, round: int) -> random.Random:
-        return random.Random(self.of_round(round).words("samples", 4).tobytes())  # which were drawn never shows
+    def draws(round: int) -> tuple[Randomness, random.Random]:
+        of_round = own.for_question(bind("ntkfl flower v2", number, round))
+        return of_round, random.Random(of_round.words("samples", 4).tobytes())  # which were drawn never shows
 
-    def of_round(self, round: int) -> Randomness:
-        return self.key.for_question(bind("ntkfl flower v2", self.number, round))
+    return draws
 
 
-class ContextMemory(Memory):
+class ContextMemory:
     """What a client keeps between rounds, in `context.state`: as it was after earlier rounds, and after each question
     of this one. A question `at` (round, exchange) that comes again finds what it found at first.
     """
@@ -177,13 +177,14 @@ class ContextMemory(Memory):
     def __init__(self, context: Context, at: tuple[int, int]) -> None:
         self.records, self.at, self.steps = context.state, at, _memories(context)
 
-    def before(self, round: int) -> State:
+    def before(self) -> State:
         """As it was before this question."""
         past = [step for step in self.steps if step < self.at]
         return dict(self.records.array_records[self.steps[max(past)]].to_torch_state_dict()) if past else {}
 
-    def keep(self, round: int, memory: State) -> None:
+    def keep(self, memory: State) -> None:
         """What this question leaves behind; of earlier rounds the last state stays, and of this one all steps."""
+        round = self.at[0]
         last = max((step for step in self.steps if step[0] < round), default=None)
         for step, name in self.steps.items():
             if step != last and not (round, 0) <= step < self.at:

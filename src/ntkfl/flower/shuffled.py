@@ -104,7 +104,7 @@ class Shuffler:
         if not task.privacy.secure_sum:
             return seal_reply(reply, answer.round, agreed.rows if reply.sampled else 1, *where)
         addends = reply.addends(method, task, question)
-        return mask_reply(SumSchema.of(reply.kind, addends, agreed.clients).encode(addends, randomness), *where)
+        return mask_reply(SumSchema.of(addends, agreed.clients).encode(addends, randomness), *where)
 
     def deliver(self, sealed: bytes, summed: bool) -> bytes:
         """The shuffler's receipt: it holds what was sealed, for the question that was heeded. May be repeated."""
@@ -130,7 +130,7 @@ class FlowerShuffler(ShuffledTransport):
     def __init__(
         self, through: Shuffler, flower: FlowerTransport, task: Task, method: Method, terms: Terms, run: str
     ) -> None:
-        super().__init__(task, method, through.peers.federation, run)
+        super().__init__(flower, task, method, through.peers.federation, run)
         self.peers, self.flower, self.terms = through.peers, flower, terms
         self.signer = self.peers.load_key(through.folder, "aggregator")
         self.shuffler = ShufflerClient(through.folder, self.peers, self.signer, run)
@@ -140,7 +140,7 @@ class FlowerShuffler(ShuffledTransport):
 
     def available(self) -> Sequence[int]:
         """The nodes of Flower's sample; `TooFew` unless they are exactly as many as all roles have agreed on."""
-        nodes, agreed = self.flower.available(), self.peers.round.clients
+        nodes, agreed = super().available(), self.peers.round.clients
         if len(nodes) != agreed:
             raise TooFew(
                 f"federation.toml has {agreed} clients per round, and Flower sampled {len(nodes)}: start the others"
@@ -150,7 +150,6 @@ class FlowerShuffler(ShuffledTransport):
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         """A round that fails is tried again under the next number of the protocol: nothing is asked twice."""
         super().begin(round, cohort)
-        self.flower.begin(round, cohort)
         try:
             self._key = BatchKey(self.shuffler.begin(self.terms.digest), 0)
         except Refused as refused:

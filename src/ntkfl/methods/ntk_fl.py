@@ -13,7 +13,7 @@ grid of times and keeps the time at which the cohort's own loss is least. A roun
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
 
@@ -25,7 +25,7 @@ from ntkfl.errors import ConfigError, MessageError, NumericalError
 from ntkfl.methods.base import Method, Outcome, Outgoing, Replies, Round
 from ntkfl.methods.replies import SAMPLES, Reply, Rows
 from ntkfl.methods.robust import fair_counts, median, trimmed_mean
-from ntkfl.methods.task import ClientRound, State, Task, check_finite, labels_of
+from ntkfl.methods.task import ClientRound, State, Task, blank_sample, check_finite, labels_of
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sparsify import kept, sparsify
 from ntkfl.tangent import Evolution, Jacobian, concatenate, evolve, geometric_steps
@@ -64,8 +64,7 @@ class TangentRows(Rows):
 
     @classmethod
     def blank(cls, method: Method, task: Task, question: Message) -> Self:
-        assert task.example is not None
-        return cls.of(task, task.like, *task.example, getattr(method, "form", "auto"))
+        return cls.of(task, task.like, *blank_sample(task), getattr(method, "form", "auto"))
 
     def check(self, task: Task) -> None:
         """Decodes J against the network's (d2, d) and the run's settings: no array decides its own shape."""
@@ -144,9 +143,9 @@ class NTKFL(Method):
     `NTKFL(kernel="trace", scheme="paper", steps=range(100, 2001, 100), label_smoothing=0, average=0)`.
     """
 
-    name: ClassVar[str] = "ntk-fl"
-    paper: ClassVar[str] = "Yue et al. 2022"
-    replies: ClassVar[Mapping[str, type[Reply]]] = {"weights": TangentRows, "candidates": CandidateLosses}
+    name = "ntk-fl"
+    paper = "Yue et al. 2022"
+    replies = {"weights": TangentRows, "candidates": CandidateLosses}
     tolerance: ClassVar[float] = 1e-3  # relative error of each step of the flow's integration
     prior: ClassVar[float] = 0.0  # τ: outputs train with τ log(the round's share of each class) added to them
 
@@ -188,7 +187,7 @@ class NTKFL(Method):
         """To weights, the rows of all of the client's samples; to candidates, its losses under each of them."""
         if question.kind == "candidates":
             return CandidateLosses.of(task, unpack_candidates(question, task.like), client)
-        w = question.of_kind("weights").take("weights", tuple(task.like.shape), task.like)
+        w = question.of_kind("weights").vector("weights", task.like)
         return TangentRows.of(task, w, client.x, client.y, self.form)
 
     def evolve(self, task: Task, rows: Gathered, times: Sequence[float]) -> Evolution:
@@ -223,8 +222,8 @@ class CPNTKFL(NTKFL):
     What the paper leaves open was chosen on held-out clients: docs/compare.md.
     """
 
-    name: ClassVar[str] = "cp-ntk-fl"
-    prior: ClassVar[float] = 0.5
+    name = "cp-ntk-fl"
+    prior = 0.5
     _privacy: ClassVar[Privacy] = Privacy(
         subsample_rate=0.3, projected_dim=200, projection="smooth", sparsity=0.97, values="8bit", shuffle=True
     )
@@ -325,7 +324,7 @@ def unpack_candidates(message: Message, like: Tensor) -> Tensor:
         raise MessageError(
             f"{len(coordinates)} candidates along {len(directions)} directions are more than can be sent"
         )
-    return message.take("last", tuple(like.shape), like) + coordinates @ directions
+    return message.vector("last", like) + coordinates @ directions
 
 
 def choose(replies: Sequence[CandidateLosses], trim: float) -> tuple[int, float]:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError
-from ntkfl.methods.task import STATISTICS, ClientRound, Task, flat_statistics
+from ntkfl.methods.task import STATISTICS, ClientRound, Task, statistics_of
 from ntkfl.privacy.settings import SUM_LIMIT
-from ntkfl.wire.message import Message, check_finite_arrays, describes, join_rows, split_rows, take_array
+from ntkfl.wire.message import Message, NamedArrays, check_finite_arrays, describes, join_rows, split_rows
 
 if TYPE_CHECKING:
     from ntkfl.methods.base import Method
@@ -43,10 +43,10 @@ class Addend(NamedTuple):
 Addends = dict[str, Addend]
 
 
-class Reply:
+class Reply(NamedArrays):
     """Named arrays of one client (or, from a shuffler or a secure sum, of many). `halves` of them travel as float16."""
 
-    kind: ClassVar[str]
+    arrays: dict[str, Tensor]
     additive: ClassVar[bool] = False  # whether a method's round needs no more than the sum over clients
     sampled: ClassVar[bool] = False  # whether it splits into one row per sample, rather than one per client
     # How many times the median of all replies one may measure, in each of the ways that `sizes` measures it.
@@ -80,14 +80,6 @@ class Reply:
         of sealed rows and of masked vectors follow from it.
         """
         raise ConfigError(f"{cls.__name__} has no `blank` form: it cannot be shuffled or summed under masks")
-
-    def take(self, name: str, shape: tuple[int | None, ...] | None = None, like: Tensor | None = None) -> Tensor:
-        """The array `name`, of this shape (None: any size), cast and moved like `like`."""
-        return take_array(self.arrays, name, shape, like, f"a reply of kind {self.kind!r}")
-
-    def vector(self, name: str, like: Tensor) -> Tensor:
-        """One of `vectors`, [d] as `like` has it."""
-        return self.take(name, tuple(like.shape), like)
 
     def with_vectors(self, vectors: Mapping[str, Tensor]) -> Self:
         """The reply with these in place of its own. A type whose vectors are packed overrides this and `vector`."""
@@ -132,7 +124,7 @@ class Rows(Reply):
     """Arrays with a row per sample; those that describe the network are the same in every row."""
 
     kind = "rows"
-    sampled: ClassVar[bool] = True
+    sampled = True
 
     def __len__(self) -> int:
         return len(next(a for name, a in self.arrays.items() if not describes(name)))
@@ -153,7 +145,7 @@ class Update(Reply):
     """
 
     kind = "update"
-    additive: ClassVar[bool] = True
+    additive = True
     vectors: ClassVar[tuple[str, ...]] = (WEIGHTS,)
     counts: ClassVar[tuple[str, ...]] = ()  # whole numbers [] beside samples, such as steps
 
@@ -167,8 +159,7 @@ class Update(Reply):
     def blank(cls, method: Method, task: Task, question: Message) -> Self:
         arrays = {name: torch.zeros_like(task.like) for name in cls.vectors}
         arrays |= {name: torch.ones((), dtype=torch.int32) for name in (SAMPLES, *cls.counts)} | {LOSS: torch.ones(())}
-        own = flat_statistics(task.model)
-        return cls(arrays if own is None else arrays | {STATISTICS: torch.zeros_like(own)})
+        return cls(arrays | {name: torch.zeros_like(own) for name, own in statistics_of(task.model).items()})
 
     @property
     def samples(self) -> int:
@@ -188,10 +179,9 @@ class Update(Reply):
         if STEPS in self.arrays and float(self.take(STEPS, ())) < 1:
             raise MessageError("an update of no local steps")
         if STATISTICS in self.arrays:
-            own = flat_statistics(task.model)
-            if own is None:
+            if not (own := statistics_of(task.model)):
                 raise MessageError("statistics of batch normalisation, which this network has not")
-            self.take(STATISTICS, tuple(own.shape))
+            self.vector(STATISTICS, own[STATISTICS])
 
     def sizes(self, task: Task) -> Tensor | None:
         """The largest norm of its vectors, or that of the network's first weights where none is larger: [1, 1]."""
@@ -241,7 +231,7 @@ class Sums(Reply):
     """Totals over a client's samples, with their number: everything adds up."""
 
     kind = "sums"
-    additive: ClassVar[bool] = True
+    additive = True
     counts: ClassVar[tuple[str, ...]] = (SAMPLES,)  # whole numbers
     bounded: ClassVar[Mapping[str, float]] = {}  # float64, not negative: the most that one sample adds
 

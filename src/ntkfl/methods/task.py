@@ -7,14 +7,14 @@ whose clients train locally broadcast and average them. NTK-FL evolves weights a
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ntkfl.errors import NumericalError
+from ntkfl.errors import ConfigError, NumericalError
 from ntkfl.methods.robust import Robust
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
@@ -118,6 +118,13 @@ class Task:
         return per_sample(self.loss, outputs, targets(y, self.outputs, self.loss, outputs.dtype))
 
 
+def blank_sample(task: Task) -> tuple[Tensor, Tensor]:
+    """The task's `example`, from whose shape the form of replies follows."""
+    if task.example is None:
+        raise ConfigError("the form of replies follows from a sample's shape: give the task an `example`")
+    return task.example
+
+
 def check_finite(weights: Tensor, what: str) -> Tensor:
     """`weights` themselves, unless the round has blown up."""
     if not bool(weights.isfinite().all()):
@@ -144,15 +151,15 @@ def statistics(model: nn.Module) -> dict[str, Tensor]:
     return {f"{name}.{kind}" if name else kind: getattr(m, kind) for name, m in owners.items() for kind in kinds}
 
 
-def flat_statistics(model: nn.Module) -> Tensor | None:
-    """All of them as one vector [b]; None for a network without any."""
-    values = list(statistics(model).values())
-    return torch.cat([v.detach().reshape(-1) for v in values]) if values else None
+def statistics_of(model: nn.Module) -> State:
+    """All of them as one vector [b], by its name in messages and states; nothing for a network without any."""
+    values = [v.detach().reshape(-1) for v in statistics(model).values()]
+    return {STATISTICS: torch.cat(values)} if values else {}
 
 
-def load_statistics(model: nn.Module, vector: Tensor) -> None:
-    """Write a vector [b] into the model's own, in place."""
-    own = statistics(model)
-    parts = torch.split(vector, [v.numel() for v in own.values()])
-    for value, part in zip(own.values(), parts, strict=True):
-        value.copy_(part.view_as(value))
+def load_statistics(model: nn.Module, arrays: Mapping[str, Tensor]) -> None:
+    """Write the vector [b] among the arrays, where there is one, into the model's own, in place."""
+    if STATISTICS in arrays:
+        own = statistics(model).values()
+        for value, part in zip(own, torch.split(arrays[STATISTICS], [v.numel() for v in own]), strict=True):
+            value.copy_(part.view_as(value))

@@ -28,7 +28,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,21 +46,10 @@ Release = tuple[float, int]  # ρ of what a round releases, and in how many roun
 SIMULATED = (
     "simulated: one process has all data, and noise from a seed hides nothing; ε is what a deployment would have"
 )
-_DEPLOYED = "each client draws its noise from its operating system's randomness and shows it to nobody"
 _ADDED = "a record is added or removed: a replaced one is two such changes"
 
 
 # What releases are worth
-
-
-class Participation(NamedTuple):
-    """How often a run uses its clients' data; `times` is the client that takes part most often."""
-
-    times: int
-    cohort: int
-    clients: int
-    rounds: int
-    simulated: bool
 
 
 @dataclass(frozen=True)
@@ -72,7 +60,7 @@ class Guarantee:
     delta: float
     against: str
     assumptions: tuple[str, ...]
-    simulated: bool = False
+    simulated: bool = True
     unit: str = "record"
 
     def __str__(self) -> str:
@@ -133,17 +121,16 @@ def guarantee(
     clients: int,
     against: str,
     secure: bool,
-    simulated: bool,
     rate: float = 1.0,
 ) -> Guarantee:
-    """(ε, δ) of a record, of `releases`, where the noise of `clients` honest clients counts."""
+    """(ε, δ) of a record in a simulation, of `releases`, where the noise of `clients` honest clients counts."""
     trust = "aggregator and shuffler do not collude" if secure else "the server sees each client's reply: it is trusted"
     honest = f"at least {clients} clients of each round are honest; others may tell their noise"
     sampled = "no credit for sampling: the client may be in every round, and cohorts are no secret"
     if rate < 1:
         sampled = f"the server draws cohorts at random, whatever came before: a client with chance {rate:.3g} at most"
-    assumptions = (SIMULATED if simulated else _DEPLOYED, _ADDED, trust, honest, sampled)
-    return Guarantee(spent(releases, delta, rate), delta, against, assumptions, simulated)
+    assumptions = (SIMULATED, _ADDED, trust, honest, sampled)
+    return Guarantee(spent(releases, delta, rate), delta, against, assumptions)
 
 
 # How wide the noise is

@@ -23,7 +23,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,17 +46,33 @@ _TOP = 14  # the largest half lies in [2^14, 2^15): rounding up still stays belo
 Numbers = NDArray[Any]
 
 
-class NamedArrays(Protocol):
-    """Named arrays, checked as they are taken: a message, or a parsed reply."""
+class NamedArrays:
+    """Named arrays of one kind, checked as they are taken: a message, or a parsed reply."""
 
-    @property
-    def arrays(self) -> Mapping[str, Tensor]: ...
+    kind: str
+    arrays: Mapping[str, Tensor]
 
-    def take(self, name: str, shape: tuple[int | None, ...] | None = None, like: Tensor | None = None) -> Tensor: ...
+    def take(self, name: str, shape: tuple[int | None, ...] | None = None, like: Tensor | None = None) -> Tensor:
+        """The array `name` of this shape (None: any size), on the device and in the type of `like`; `MessageError` if
+        it is missing or has another shape.
+        """
+        where = f"a message of kind {self.kind!r}"
+        if name not in self.arrays:
+            raise MessageError(f"{where} lacks {name!r}; it has {', '.join(map(repr, self.arrays)) or 'nothing':.200}")
+        value = self.arrays[name]
+        wanted = value.shape if shape is None else shape
+        if value.ndim != len(wanted) or any(n not in (None, m) for n, m in zip(wanted, value.shape, strict=True)):
+            asked = ["any" if n is None else n for n in wanted]
+            raise MessageError(f"{name!r} in {where} has shape {list(value.shape)}, not {asked}")
+        return value if like is None else value.to(device=like.device, dtype=like.dtype)
+
+    def vector(self, name: str, like: Tensor) -> Tensor:
+        """The array `name` in the shape and type of `like` [d], and on its device."""
+        return self.take(name, tuple(like.shape), like)
 
 
 @dataclass(frozen=True)
-class Message:
+class Message(NamedArrays):
     """`kind` is one of KINDS; arrays by name, on any device. Those named in `halves` travel as scaled float16: whoever
     reads the message finds float32 values, never scaled numbers.
     """
@@ -130,7 +146,7 @@ class Message:
 
     def take(self, name: str, shape: tuple[int | None, ...] | None = None, like: Tensor | None = None) -> Tensor:
         """The array `name`, checked: present, of this shape (None: any size), finite; moved and cast like `like`."""
-        value = take_array(self.arrays, name, shape, like, f"a {self.kind!r} message of round {self.round}")
+        value = super().take(name, shape, like)
         check_finite_arrays({name: value})
         return value
 
@@ -190,22 +206,6 @@ def _unscale(arrays: dict[str, Numbers]) -> tuple[str, ...]:
         for name, exponent in zip(names, exponents.tolist(), strict=True):
             arrays[name] = np.ldexp(arrays[name].astype(np.float32), exponent - _TOP)
     return names
-
-
-def take_array(
-    arrays: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...] | None, like: Tensor | None, where: str
-) -> Tensor:
-    """The array of this name and shape (None: any size), on the device and in the type of `like`; `MessageError` if it
-    is missing or has another shape.
-    """
-    if name not in arrays:
-        raise MessageError(f"{where} lacks {name!r}; it has {', '.join(map(repr, arrays)) or 'nothing':.200}")
-    value = arrays[name]
-    wanted = value.shape if shape is None else shape
-    if value.ndim != len(wanted) or any(n not in (None, m) for n, m in zip(wanted, value.shape, strict=True)):
-        asked = ["any" if n is None else n for n in wanted]
-        raise MessageError(f"{name!r} in {where} has shape {list(value.shape)}, not {asked}")
-    return value if like is None else value.to(device=like.device, dtype=like.dtype)
 
 
 def check_finite_arrays(arrays: Mapping[str, Tensor]) -> None:

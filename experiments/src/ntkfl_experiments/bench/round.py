@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ntkfl.federation.transport import Traffic
 from ntkfl.federation.validation import filter_replies
 from ntkfl.methods import NTKFL, ClientRound, Task
 from ntkfl.methods.ntk_fl import CandidateLosses, candidates_question, unpack_candidates
@@ -60,9 +61,10 @@ class _Case:
             assert isinstance(outgoing, Message)
             question = Message.decode(outgoing.encode())
             sent = [method.answer(task, question, client).message(1).encode() for client in self.clients]
-            kind = method.replies[question.kind]
+            received = [Message.decode(one) for one in sent]
             try:
-                outgoing = conversation.send(filter_replies(kind, task, [Message.decode(one) for one in sent]).replies)
+                replies = filter_replies(method.replies[question.kind], task, received, Traffic())
+                outgoing = conversation.send(replies)
             except StopIteration as end:
                 new: Tensor = end.value.state["weights"]
                 return new

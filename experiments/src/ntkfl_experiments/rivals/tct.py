@@ -33,15 +33,11 @@ class TCTUpdate(Update):
     additive = False
     vectors = ()
 
-    def part(self, name: str, like: Tensor) -> Tensor:
-        """The array of this name, of the shape of `like`."""
-        return self.take(name, tuple(like.shape), like)
-
     def check(self, task: Task) -> None:
         super().check(task)
         theta, w = _split(task, task.like)
         for name, like in ({_NETWORK: w} if _NETWORK in self.arrays else {_THETA: theta, _CONTROL: theta}).items():
-            self.part(name, like)
+            self.vector(name, like)
 
     def sizes(self, task: Task) -> Tensor:
         """The largest norm of its arrays, or that of the network's first weights where none is larger: [1, 1]."""
@@ -81,7 +77,7 @@ class TCT(LocalTraining):
         p = self.shares(task, replies)
 
         def combined(name: str, like: Tensor, base: Tensor | None = None) -> Tensor:
-            return task.robust.combine([reply.part(name, like) for reply in replies], p, base)
+            return task.robust.combine([reply.vector(name, like) for reply in replies], p, base)
 
         if linear:
             theta = combined(_THETA, theta, theta)
@@ -93,10 +89,10 @@ class TCT(LocalTraining):
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> Update:
         theta, w = _split(task, task.like)
-        w = question.of_kind("weights").take(_NETWORK, tuple(w.shape), w)
+        w = question.of_kind("weights").vector(_NETWORK, w)
         if _THETA not in question.arrays:
             return self._train(task, w, client)
-        theta, c = (question.take(name, tuple(theta.shape), theta) for name in (_THETA, _CONTROL))
+        theta, c = (question.vector(name, theta) for name in (_THETA, _CONTROL))
         return self._train_linear(task, w, theta, c, client)
 
     def _train(self, task: Task, w: Tensor, client: ClientRound) -> Update:

@@ -7,7 +7,7 @@ on their own samples and these. The paper also tries random portions of G, and b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -34,9 +34,9 @@ class SharedUpdate(Update):
 class DataShare(FedAvg):
     """w ← Σ_m p_m w_m, with w_m trained on D_m ∪ G. Without a shared set it is FedAvg."""
 
-    name: ClassVar[str] = "data-share"
-    paper: ClassVar[str] = "Zhao et al. 2018"
-    replies: ClassVar[Mapping[str, type[Update]]] = {"weights": SharedUpdate}
+    name = "data-share"
+    paper = "Zhao et al. 2018"
+    replies = {"weights": SharedUpdate}
     shared_fraction: ClassVar[float] = 0.1  # β, size of the shared set relative to all clients' samples
 
     warm_steps: int = Field(0, ge=0, description="gradient steps on the shared set before the first round")
@@ -45,8 +45,8 @@ class DataShare(FedAvg):
         """Begins from `weights` trained on the shared set for `warm_steps`, with the local learning rate and batches.
         `holders` are the ids of the clients that have been given the set, ascending.
         """
-        if self.warm_steps and (shared := _shared(task)):
-            server = ClientRound(-1, *shared, Randomness.simulated(0))  # its own samples: no client's secret
+        if self.warm_steps and task.shared is not None:
+            server = ClientRound(-1, *task.shared, Randomness.simulated(0))  # its own samples: no client's secret
             trained = train_locally(task, weights, server, self.warm_steps, self.lr, self.batch_size)
             weights = check_finite(trained.weights, "the model trained on the shared set")
         return super().start(task, weights) | {"holders": torch.empty(0, dtype=torch.int64)}
@@ -54,14 +54,14 @@ class DataShare(FedAvg):
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         """FedAvg's round; clients that have not been given G get it with the weights."""
         plain, holders = self.question(state, round), set(state["holders"].tolist())
-        whole, shared = plain, _shared(task)
-        if shared:
-            x, y = shared
+        whole, given = plain, holders
+        if task.shared is not None:
+            (x, y), given = task.shared, holders.union(cohort)
             whole = self.question(state, round, shared_x=x, shared_labels=pack_labels(y, task.outputs))
         replies = yield {client: plain if client in holders else whole for client in cohort}
         p = self.shares(task, replies)
         new = self.combined(task, replies, p, "weights", state["weights"])
-        told = torch.tensor(sorted(holders.union(cohort if shared else ())), dtype=torch.int64)
+        told = torch.tensor(sorted(given), dtype=torch.int64)
         return self.outcome(replies, p, state | {"weights": new, "holders": told})
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> Update:
@@ -79,8 +79,3 @@ class DataShare(FedAvg):
             x, y = client.memory.get("shared_x", client.x[:0]), client.memory.get("shared_y", client.y[:0])
         together = torch.cat([client.x, x.to(client.x)]), torch.cat([client.y, y.to(client.y)])
         return super().answer(task, question, replace(client, x=together[0], y=together[1]))
-
-
-def _shared(task: Task) -> tuple[Tensor, Tensor] | None:
-    """The set G; None where the server holds no sample."""
-    return task.shared if task.shared is not None and len(task.shared[1]) else None

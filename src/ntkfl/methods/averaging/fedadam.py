@@ -6,7 +6,6 @@ Clients train as in FedAvg; the server takes the averaged update Δ for a gradie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -27,8 +26,8 @@ class FedAdam(FedAvg):
     steps are small.
     """
 
-    name: ClassVar[str] = "fedadam"
-    paper: ClassVar[str] = "Reddi et al. 2021"
+    name = "fedadam"
+    paper = "Reddi et al. 2021"
 
     server_lr: float = Field(0.01, gt=0, description="the server's learning rate")
     beta1: float = Field(0.9, ge=0, lt=1, description="β₁, memory of the mean update")

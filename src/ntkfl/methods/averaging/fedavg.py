@@ -6,7 +6,6 @@ Each client of the round descends its own loss from the broadcast weights; the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from ntkfl.methods.averaging.local_training import LocalTraining
 from ntkfl.methods.base import Round
@@ -18,8 +17,8 @@ from ntkfl.wire.message import Message
 class FedAvg(LocalTraining):
     """w ← Σ_m p_m w_m."""
 
-    name: ClassVar[str] = "fedavg"
-    paper: ClassVar[str] = "McMahan et al. 2017"
+    name = "fedavg"
+    paper = "McMahan et al. 2017"
 
     # Box 1 of the paper, with p_m = 1/M (weighting "uniform") or n_m/Σn ("samples").
 

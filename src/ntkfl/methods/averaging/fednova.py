@@ -7,8 +7,7 @@ equal τ_m it is FedAvg; `local_epochs` and clients of different sizes make them
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 import torch
 
@@ -33,9 +32,9 @@ class FedNova(LocalTraining):
     a_m holds the weight that each local gradient has in w − w_m; plain descent has τ_m ones, so ‖a_m‖₁ = τ_m.
     """
 
-    name: ClassVar[str] = "fednova"
-    paper: ClassVar[str] = "Wang et al. 2020"
-    replies: ClassVar[Mapping[str, type[Update]]] = {"weights": Direction}
+    name = "fednova"
+    paper = "Wang et al. 2020"
+    replies = {"weights": Direction}
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         """One exchange: d numbers down, d + 1 up. The averaged step is taken τ_eff times."""

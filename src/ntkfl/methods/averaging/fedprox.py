@@ -6,8 +6,6 @@ Federated averaging whose clients are held near the broadcast weights w: client 
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pydantic import Field
 from torch import Tensor
 
@@ -19,8 +17,8 @@ from ntkfl.methods.task import ClientRound, Task
 class FedProx(FedAvg):
     """v ← v − lr (∇L_m(v) + μ (v − w)) in each local step from v = w; then w ← Σ_m p_m v_m."""
 
-    name: ClassVar[str] = "fedprox"
-    paper: ClassVar[str] = "Li et al. 2020"
+    name = "fedprox"
+    paper = "Li et al. 2020"
 
     mu: float = Field(0.01, ge=0, description="μ, the pull towards the broadcast weights; 0 is FedAvg")
 

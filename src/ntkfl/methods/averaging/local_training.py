@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ntkfl.errors import ModelError
 from ntkfl.methods.base import Method, Outcome
-from ntkfl.methods.replies import Update
+from ntkfl.methods.replies import WEIGHTS, Update
 from ntkfl.methods.robust import fair_counts
-from ntkfl.methods.task import STATISTICS, ClientRound, State, Task, check_finite, flat_statistics, load_statistics
+from ntkfl.methods.task import STATISTICS, ClientRound, State, Task, check_finite, load_statistics, statistics_of
 from ntkfl.tangent.losses import per_sample
 from ntkfl.tangent.parameters import flatten, trainable
 from ntkfl.wire.message import Message
@@ -24,11 +24,11 @@ FAIR = 3.0  # with robust updates: most that a client counts for by the samples 
 
 
 class Trained(NamedTuple):
-    """Weights [d] after local training, the mean loss met on the way, and batch normalisation's statistics [b]."""
+    """Weights [d] after local training, the mean loss met on the way, and batch normalisation's statistics, if any."""
 
     weights: Tensor
     loss: Tensor
-    statistics: Tensor | None
+    statistics: State
 
 
 def train_locally(
@@ -48,7 +48,7 @@ def train_locally(
     generator, seeded by the client's randomness: it repeats, and is no secret. Cost: `steps` gradient passes.
     """
     model, Y, losses = task.at(start), task.training_targets(client.y), []
-    parameters, before = list(trainable(model).values()), flat_statistics(model)
+    parameters, before = list(trainable(model).values()), statistics_of(model)
     modes = [(module, module.training) for module in model.modules()]
     devices = [start.device] if start.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -72,9 +72,8 @@ def train_locally(
         finally:
             for module, mode in modes:
                 module.training = mode
-    after = flat_statistics(model)
-    if before is not None:
-        load_statistics(model, before)  # the next client begins from the broadcast ones
+    after = statistics_of(model)
+    load_statistics(model, before)  # the next client begins from the broadcast ones
     return Trained(flatten(model), torch.stack(losses).mean() if losses else start.new_zeros(()), after)
 
 
@@ -115,12 +114,11 @@ class LocalTraining(Method):
 
     def start(self, task: Task, weights: Tensor) -> State:
         """With the network's statistics [b], where it has batch normalisation."""
-        running = flat_statistics(task.model)
-        return super().start(task, weights) | ({} if running is None else {STATISTICS: running})
+        return super().start(task, weights) | statistics_of(task.model)
 
     def question(self, state: State, round: int, **more: Tensor) -> Message:
         """What all clients begin from: the weights, batch normalisation's statistics, and `more`."""
-        arrays = {name: state[name] for name in ("weights", STATISTICS) if name in state}
+        arrays = {name: state[name] for name in (WEIGHTS, STATISTICS) if name in state}
         return Message("weights", round, arrays | more)
 
     def shares(self, task: Task, replies: Sequence[Update]) -> Tensor:
@@ -142,9 +140,9 @@ class LocalTraining(Method):
 
     def outcome(self, replies: Sequence[Update], p: Tensor, state: State, **notes: float) -> Outcome:
         """The round's end: the new state, with the mean of the clients' statistics, and the clients' mean loss."""
-        check_finite(state["weights"], "the new model")
-        if replies and all(STATISTICS in reply.arrays for reply in replies):
-            after = [reply.take(STATISTICS).to(p) for reply in replies]
+        check_finite(state[WEIGHTS], "the new model")
+        after = [reply.take(STATISTICS).to(p) for reply in replies if STATISTICS in reply.arrays]
+        if after and len(after) == len(replies):
             state = state | {STATISTICS: torch.stack(after).mean(0)}
         losses = [reply.loss for reply in replies if reply.loss is not None]
         mean = float(torch.tensor(losses).to(p) @ p) if len(losses) == len(replies) else None
@@ -154,10 +152,9 @@ class LocalTraining(Method):
 
     def begin(self, task: Task, question: Message) -> Tensor:
         """The weights w [d] to train from; loads the statistics that come with them."""
-        running = flat_statistics(task.model)
-        if running is not None and STATISTICS in question.arrays:
-            load_statistics(task.model, question.take(STATISTICS, tuple(running.shape), running))
-        return question.of_kind("weights").take("weights", tuple(task.like.shape), task.like)
+        own = {n: question.vector(n, v) for n, v in statistics_of(task.model).items() if n in question.arrays}
+        load_statistics(task.model, own)
+        return question.of_kind("weights").vector(WEIGHTS, task.like)
 
     def train(self, task: Task, w: Tensor, client: ClientRound, adjust: Adjustment | None = None) -> Trained:
         """Where the client's steps from w end."""
@@ -168,10 +165,7 @@ class LocalTraining(Method):
 
     def update(self, client: ClientRound, trained: Trained, **arrays: Tensor) -> Update:
         """The client's reply: these arrays, its samples, loss and statistics."""
-        reply = self.replies["weights"].of(client, trained.loss, **arrays)
-        if trained.statistics is not None:
-            reply.arrays[STATISTICS] = trained.statistics
-        return reply
+        return self.replies["weights"].of(client, trained.loss, **arrays, **trained.statistics)
 
     def steps(self, client: ClientRound) -> int:
         """τ_m, the client's gradient steps in a round."""

@@ -6,8 +6,7 @@ corrected by c − c_m, so that they follow all clients' loss rather than the cl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 import torch
 from pydantic import Field
@@ -34,9 +33,9 @@ class Scaffold(LocalTraining):
     for the |S| clients of the round out of N. The paper's p_m is uniform, which keeps c the mean of all clients' c_m.
     """
 
-    name: ClassVar[str] = "scaffold"
-    paper: ClassVar[str] = "Karimireddy et al. 2020"
-    replies: ClassVar[Mapping[str, type[Update]]] = {"weights": Controlled}
+    name = "scaffold"
+    paper = "Karimireddy et al. 2020"
+    replies = {"weights": Controlled}
 
     server_lr: float = Field(1.0, gt=0, description="the server's step along the averaged update")
 
@@ -56,7 +55,7 @@ class Scaffold(LocalTraining):
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> Update:
         """w_m and the change of c_m, 2d numbers. The client's memory keeps c_m, zero before its first round."""
-        w, c = self.begin(task, question), question.take("control", tuple(task.like.shape), task.like)
+        w, c = self.begin(task, question), question.vector("control", task.like)
         c_m = client.memory.get("control", torch.zeros_like(w)).to(w)
         trained = self.train(task, w, client, lambda gradient, v: gradient - c_m + c)
         new_c_m = c_m - c + (w - trained.weights) / (self.steps(client) * self.lr)

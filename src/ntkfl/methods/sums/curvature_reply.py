@@ -6,14 +6,16 @@ Everything in a reply adds up: the reply of all clients is the sum of theirs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, MessageError, TooFew
+from ntkfl.errors import MessageError
 from ntkfl.methods.replies import LARGEST_LOSS, SAMPLES, WEIGHTS, Sums
-from ntkfl.methods.task import Task
+from ntkfl.methods.task import Task, blank_sample
 from ntkfl.tangent.sums import CONSTANT, GRADIENT, INPUTS, REST
 from ntkfl.tangent.sums import Sums as TangentSums
 from ntkfl.wire.message import Message
@@ -38,6 +40,12 @@ class FactorSums(Sums):
     def limit(cls, name: str) -> float:
         role = name.partition("/")[2]
         return super().limit(name) * (_INPUT_LIMIT if role.startswith((INPUTS, CONSTANT)) else 1.0)
+
+    @classmethod
+    def of(cls, task: Task, values: str, arrays: Mapping[str, Tensor]) -> Self:
+        """A reply whose sums, but no counts and losses, travel in halves where `values` says so, except under masks."""
+        halves = values == "float16" and not task.privacy.secure_sum
+        return cls(arrays, tuple(arrays.keys() - {*cls.counts, *cls.bounded}) if halves else ())
 
     def sums(self, like: Tensor) -> TangentSums:
         """Factors, number of samples and, if it was sent, the gradient, on the device and in the type of `like`."""
@@ -73,20 +81,17 @@ class CurvatureSums(FactorSums):
     """
 
     counts = (SAMPLES, FRESH)
-    bounded: ClassVar[Mapping[str, float]] = {LOSSES: LARGEST_LOSS}
+    bounded = {LOSSES: LARGEST_LOSS}
     vectors = (GRADIENT,)
 
     @classmethod
     def blank(cls, method: SumNTKFL, task: Task, question: Message) -> Self:  # type: ignore[override]
         """Shapes are those of the method's `curvature` for one sample of zeros."""
-        if task.example is None:
-            raise ConfigError("the form of curvature sums follows from a sample's shape: give the task an `example`")
-        x, y = task.example
-        arrays = method.curvature(task, task.like, x, task.training_targets(y), ASKS in question.arrays)
+        (x, y), asks = blank_sample(task), ASKS in question.arrays
+        arrays = method.curvature(task, task.like, x, task.training_targets(y), asks)
+        arrays |= {name: torch.tensor(1) for name in (cls.counts if asks else (SAMPLES,))}
         losses = torch.zeros(1 if accepted_weights(question, task.like) is None else 2, dtype=torch.float64)
-        counts = {name: torch.tensor(1) for name in (cls.counts if ASKS in question.arrays else (SAMPLES,))}
-        halves = tuple(arrays) if method.values == "float16" and not task.privacy.secure_sum else ()
-        return cls(arrays | counts | {LOSSES: losses}, halves)
+        return cls.of(task, method.values, arrays | {LOSSES: losses})
 
     @property
     def losses(self) -> Tensor:
@@ -113,7 +118,7 @@ class CurvatureSums(FactorSums):
 class StepCurvature(Sums):
     """`curvature` [], n Δᵀ C Δ over a client's n samples: the exact curvature that the step Δ meets; and `samples`."""
 
-    bounded: ClassVar[Mapping[str, float]] = {CURVATURE: _LARGEST_CURVATURE}
+    bounded = {CURVATURE: _LARGEST_CURVATURE}
 
     @classmethod
     def blank(cls, method: Method, task: Task, question: Message) -> Self:
@@ -174,26 +179,22 @@ def trimmed_losses(clients: Sequence[ClientSums]) -> Tensor:
     return (samples[kept] @ means) / samples[kept].sum()
 
 
-def add_up(replies: list[CurvatureSums], like: Tensor, losses: int, single: bool) -> Total:
-    """The total of replies with `losses` losses each, on the device and in the type of `like`.
+def total_sums(replies: Sequence[FactorSums], like: Tensor) -> TangentSums:
+    """What the replies' sums add up to, on the device and in the type of `like`."""
+    return reduce(add, (reply.sums(like) for reply in replies))
 
-    Replies are let go one after the other: but for the gradients that `single` keeps, nothing grows with their number.
-    """
-    total: Total | None = None
-    while replies:
-        reply = replies.pop(0)
-        if len(reply.losses) != losses:
-            raise MessageError(f"{len(reply.losses)} losses where {losses} were asked for")
-        sums, lost = reply.sums(like), reply.losses.to(like.device)
-        clients = [ClientSums(sums.arrays[GRADIENT], sums.arrays[SAMPLES], lost)] if single else []
-        if total is None:
-            total = Total(sums, lost, reply.fresh, clients)
-        else:
-            fresh = total.fresh + reply.fresh
-            total = Total(total.sums + sums, total.losses + lost, fresh, total.clients + clients)
-    if total is None:
-        raise TooFew("no client's sums came: every client that was asked failed, or its reply was rejected")
-    return total
+
+def add_up(replies: Sequence[CurvatureSums], like: Tensor, losses: int, single: bool) -> Total:
+    """The total of replies with `losses` losses each; with `single`, also each client's part."""
+    lost = [reply.losses.to(like.device) for reply in replies]
+    if wrong := [len(one) for one in lost if len(one) != losses]:
+        raise MessageError(f"{wrong[0]} losses where {losses} were asked for")
+    clients = [
+        ClientSums(reply.vector(GRADIENT, like), reply.take(SAMPLES, (), like), one)
+        for reply, one in zip(replies, lost, strict=True)
+        if single
+    ]
+    return Total(total_sums(replies, like), reduce(add, lost), sum(reply.fresh for reply in replies), clients)
 
 
 def weights_question(round: int, w: Tensor, accepted: Tensor | None, asks: bool, halves: bool) -> Message:
@@ -220,7 +221,7 @@ def weights_question(round: int, w: Tensor, accepted: Tensor | None, asks: bool,
 def accepted_weights(question: Message, w: Tensor) -> Tensor | None:
     """The last accepted weights [d] beside the proposed ones w; None in the first round."""
     if _ACCEPTED in question.arrays:
-        return question.take(_ACCEPTED, tuple(w.shape), w)
+        return question.vector(_ACCEPTED, w)
     if _STEP not in question.arrays:
         return None
-    return w - question.take(_STEP, tuple(w.shape), w) * question.take(_SCALE, (), w)
+    return w - question.vector(_STEP, w) * question.take(_SCALE, (), w)

@@ -21,25 +21,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, Self, TypeVar
+from typing import Literal, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, ModelError, TooFew
+from ntkfl.errors import ModelError
 from ntkfl.methods.averaging.local_training import train_locally
 from ntkfl.methods.base import Method, Outcome, Round
-from ntkfl.methods.replies import LARGEST_LOSS, LOSS, SAMPLES, WEIGHTS, Reply
-from ntkfl.methods.sums.curvature_reply import CHANGE, FactorSums
-from ntkfl.methods.task import ClientRound, State, Task, check_finite, flat_statistics
+from ntkfl.methods.replies import LARGEST_LOSS, LOSS, SAMPLES, WEIGHTS
+from ntkfl.methods.robust import weighted_sum
+from ntkfl.methods.sums.curvature_reply import CHANGE, FactorSums, total_sums
+from ntkfl.methods.task import ClientRound, State, Task, blank_sample, check_finite, statistics
 from ntkfl.tangent import Sums, curvature_sums
 from ntkfl.tangent.curvature import LARGEST
 from ntkfl.tangent.flow import Metric
 from ntkfl.tangent.sums import GRADIENT
 from ntkfl.wire.message import Message
 
-AnyFactors = TypeVar("AnyFactors", bound="Factors")
 MEMORY = 0.5  # part of the earlier rounds' factors in the next metric
 _METRIC = "metric/"  # factors' means, in the server's state and in the question
 
@@ -49,23 +49,17 @@ class Factors(FactorSums):
 
     @classmethod
     def blank(cls, method: KfacFedAvg, task: Task, question: Message) -> Self:  # type: ignore[override]
-        if task.example is None:
-            raise ConfigError("the form of curvature sums follows from a sample's shape: give the task an `example`")
-        x, y = task.example
+        x, y = blank_sample(task)
         arrays = method.factors(task, task.like, x, task.training_targets(y), None) | {SAMPLES: torch.tensor(1)}
-        return method.packed(cls, task, arrays)
+        arrays |= {name: torch.zeros_like(task.like) for name in cls.vectors}
+        return cls.of(task, method.values, arrays | {n: torch.zeros((), dtype=torch.float64) for n in cls.bounded})
 
 
 class LocalSteps(Factors):
     """The same, with n_m (v_m − w) as `change` [d], and the loss met on the way as a sum over samples, `loss` []."""
 
-    bounded: ClassVar[Mapping[str, float]] = {LOSS: LARGEST_LOSS}
+    bounded = {LOSS: LARGEST_LOSS}
     vectors = (CHANGE,)
-
-    @classmethod
-    def blank(cls, method: KfacFedAvg, task: Task, question: Message) -> Self:  # type: ignore[override]
-        both = {CHANGE: torch.zeros_like(task.like), LOSS: torch.zeros((), dtype=torch.float64)}
-        return method.packed(cls, task, super().blank(method, task, question).arrays | both)
 
     def check(self, task: Task) -> None:
         self.vector(CHANGE, task.like.cpu())
@@ -76,9 +70,9 @@ class LocalSteps(Factors):
 class KfacFedAvg(Method):
     """v ← v − min(1, √(2κ / gᵀP g)) P g on minibatches, then the mean of all clients' changes."""
 
-    name: ClassVar[str] = "kfac-fedavg"
-    paper: ClassVar[str] = "after McMahan et al. 2017 and Martens & Grosse 2015"
-    replies: ClassVar[Mapping[str, type[Reply]]] = {"curvature": Factors, "weights": LocalSteps}
+    name = "kfac-fedavg"
+    paper = "after McMahan et al. 2017 and Martens & Grosse 2015"
+    replies = {"curvature": Factors, "weights": LocalSteps}
 
     kl: float = Field(0.005, gt=0, description="κ, nats by which one local step may move predictions")
     damping: float = Field(0.01, gt=0, description="λ, added to the curvature of all clients")
@@ -92,7 +86,7 @@ class KfacFedAvg(Method):
     # -- The server --------------------------------------------------------------------------------------------------
 
     def start(self, task: Task, weights: Tensor) -> State:
-        if flat_statistics(task.model) is not None:
+        if statistics(task.model):
             raise ModelError(f"{self.name} keeps no statistics of batch normalisation: use nn.GroupNorm")
         return super().start(task, weights)
 
@@ -102,14 +96,14 @@ class KfacFedAvg(Method):
         known = {name: array for name, array in state.items() if name.startswith(_METRIC)}
         if not known:
             replies = yield self.question("curvature", round, {WEIGHTS: w})
-            known = _means(_total(replies, w))
+            known = _means(total_sums(replies, w))
         replies = yield self.question("weights", round, {WEIGHTS: w, **known})
-        total = _total(replies, w)
-        samples = total[SAMPLES]
-        fresh = _means(total)
-        metric = {name: MEMORY * known[name] + (1 - MEMORY) * fresh[name] for name in known}
-        new = check_finite(w + total[CHANGE] / samples, "the new model")
-        return Outcome({WEIGHTS: new, **metric}, float(total[LOSS] / samples), diagnostics={"samples": int(samples)})
+        total, samples = total_sums(replies, w), sum(reply.samples for reply in replies)
+        change = weighted_sum([reply.vector(CHANGE, w) for reply in replies], w.new_ones(len(replies)))
+        new = {WEIGHTS: check_finite(w + change / samples, "the new model")}  # (2)
+        new |= {name: MEMORY * known[name] + (1 - MEMORY) * fresh for name, fresh in _means(total).items()}  # (3)
+        loss = sum(float(reply.take(LOSS)) for reply in replies) / samples
+        return Outcome(new, loss, diagnostics={"samples": samples})
 
     def question(self, kind: str, round: int, arrays: Mapping[str, Tensor]) -> Message:
         return Message(kind, round, arrays, tuple(arrays) if self.values == "float16" else ())
@@ -118,12 +112,12 @@ class KfacFedAvg(Method):
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> Factors:
         """Its factors at w and, with a metric, where its own steps from w end."""
-        w = question.take(WEIGHTS, tuple(task.like.shape), task.like)
+        w = question.vector(WEIGHTS, task.like)
         generator = torch.Generator(w.device).manual_seed(client.randomness.seed("labels"))
         arrays = self.factors(task, w, client.x, task.training_targets(client.y), generator)
         arrays[SAMPLES] = torch.tensor(len(client))
         if question.kind == "curvature":
-            return self.packed(Factors, task, arrays)
+            return Factors.of(task, self.values, arrays)
         own = {n.removeprefix(_METRIC): question.take(n, None, w) for n in question.arrays if n.startswith(_METRIC)}
         whole = {SAMPLES: w.new_ones(()), GRADIENT: w.new_zeros(()).expand_as(w)}  # checks the factors against w
         metric = Metric(Sums(own | whole), self.damping)
@@ -138,7 +132,7 @@ class KfacFedAvg(Method):
         check_finite(trained.weights, f"the local model of client {client.id}")
         arrays[CHANGE] = len(client) * (trained.weights - w)
         arrays[LOSS] = len(client) * check_finite(trained.loss, f"the local loss of client {client.id}").double()
-        return self.packed(LocalSteps, task, arrays)
+        return LocalSteps.of(task, self.values, arrays)
 
     def factors(
         self, task: Task, w: Tensor, x: Tensor, Y: Tensor, generator: torch.Generator | None
@@ -148,26 +142,8 @@ class KfacFedAvg(Method):
         sums = curvature_sums(task.at(w), x, Y, self.loss, plan, True, self.largest, "mc", generator)
         return {name: array for name, array in sums.arrays.items() if name not in (GRADIENT, SAMPLES)}
 
-    def packed(self, kind: type[AnyFactors], task: Task, arrays: Mapping[str, Tensor]) -> AnyFactors:
-        """The reply, with its real numbers in half precision where `values` says so."""
-        halves = tuple(name for name in arrays if name not in (SAMPLES, LOSS))
-        return kind(arrays, halves if self.values == "float16" and not task.privacy.secure_sum else ())
 
-
-def _total(replies: list[FactorSums], like: Tensor) -> dict[str, Tensor]:
-    """All arrays of the replies, summed on the device and in the type of `like`; a reply is let go once it is added."""
-    total: dict[str, Tensor] = {}
-    while replies:
-        arrays = replies.pop(0).arrays
-        if total and {n: a.shape for n, a in arrays.items()} != {n: a.shape for n, a in total.items()}:
-            raise TooFew("clients sent sums of different networks: give all of them the server's model")
-        total = {name: array.to(like) + total.get(name, 0) for name, array in arrays.items()}
-    if not total:
-        raise TooFew("no client's sums came: every client that was asked failed, or its reply was rejected")
-    return total
-
-
-def _means(total: Mapping[str, Tensor]) -> State:
+def _means(total: Sums) -> State:
     """The factors' means over the samples, as the next state has them."""
-    factors = {name: array for name, array in total.items() if name not in (SAMPLES, CHANGE, LOSS)}
-    return {_METRIC + name: array / total[SAMPLES] for name, array in factors.items()}
+    samples = total.arrays[SAMPLES]
+    return {_METRIC + name: array / samples for name, array in total.arrays.items() if name != SAMPLES}

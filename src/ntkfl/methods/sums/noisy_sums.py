@@ -31,7 +31,6 @@ from ntkfl.privacy.sum_noise import (
     GRAINS,
     ROUNDING,
     Guarantee,
-    Participation,
     Release,
     SumBudget,
     guarantee,
@@ -39,6 +38,7 @@ from ntkfl.privacy.sum_noise import (
     to_integers,
 )
 from ntkfl.progress import plural
+from ntkfl.tangent.sums import Factor
 from ntkfl.wire.message import Message
 
 MOMENTS = "moments/"
@@ -48,6 +48,8 @@ _TAILS = 10.0  # standard deviations of a client's noise that fit below a secure
 
 class NoisyIntegers(Sums):
     """Vectors [numbers] of integers by name, int32; float64 once they are added up under masks."""
+
+    first: ClassVar[tuple[str, ...]] = ()  # what names begin with of arrays that the first round alone asks for
 
     @classmethod
     def numbers(cls, task: Task) -> dict[str, int]:
@@ -61,26 +63,23 @@ class NoisyIntegers(Sums):
         return cls({name: torch.zeros(count, dtype=torch.int32) for name, count in sorted(numbers.items())})
 
     def check(self, task: Task) -> None:
-        """Every array of its size, and no other."""
+        """Every array of its size, and no other but those that the first round alone asks for."""
         expected = self.numbers(task)
         for name, count in expected.items():
             self.take(name, (count,))
-        for name in self.arrays.keys() - expected.keys():
-            self.check_other(task, name)
-
-    def check_other(self, task: Task, name: str) -> None:
-        """`MessageError` unless it is an array that the first round alone asks for."""
-        raise MessageError(f"noisy sums with {name!r}, which nobody asked for")
+        if others := [name for name in self.arrays if name not in expected and not name.startswith(self.first)]:
+            raise MessageError(f"noisy sums with {others[0]!r}, which nobody asked for")
 
     def addends(self, method: NoisySums, task: Task, question: Message) -> Addends:  # type: ignore[override]
         """The integers as they are, with room for noise. Whether some had to be scaled down is never told of noisy
         ones: that would leave without noise.
         """
-        numbers = {name: array.numel() for name, array in self.arrays.items()}
-        wide, noisy = method.widths(task, numbers), task.privacy.epsilon is not None
-        limits = {name: method.limit(task.privacy, name) + _TAILS * wide[name] for name in numbers}
+        wide = method.widths(task, {name: array.numel() for name, array in self.arrays.items()})
+        noisy = task.privacy.epsilon is not None
         return {
-            name: Addend(array.double().cpu(), limits[name], noisy or name == SAMPLES)
+            name: Addend(
+                array.double().cpu(), method.limit(task.privacy, name) + _TAILS * wide[name], noisy or name == SAMPLES
+            )
             for name, array in self.arrays.items()
         }
 
@@ -106,14 +105,9 @@ class NoisySums(Method):
     grains: ClassVar[int] = GRAINS  # integers that a norm of 1 becomes
     rounding: ClassVar[float] = ROUNDING  # by which norms may be off
 
-    @property
-    def first_share(self) -> float:
-        """The part of the budget for what the first round alone releases, at most."""
+    def once(self, task: Task | None) -> float:
+        """The part of the budget for what the first round alone releases of this network, or at most of any."""
         return 0.0
-
-    def once(self, task: Task) -> float:
-        """The part of the budget for what the first round alone releases of this network."""
-        return self.first_share
 
     def asked_once(self, task: Task, question: Message) -> dict[str, int]:
         """Arrays that this question asks for beside those of every round, and how many numbers each has."""
@@ -127,14 +121,20 @@ class NoisySums(Method):
 
     def budget(self, task: Task) -> SumBudget | None:
         """(ε, δ) and the rounds they are for; None without ε."""
-        return _budget(task.privacy, self.once(task))
+        return self._budget(task.privacy, self.once(task))
+
+    def _budget(self, privacy: Privacy, once: float) -> SumBudget | None:
+        if privacy.epsilon is None:
+            return None
+        counted, rate = privacy.noise_clients, privacy.sampling_rate
+        return SumBudget(privacy.epsilon, privacy.delta, privacy.budget_rounds, once, counted, rate)
 
     def releases(self, privacy: Privacy, rounds: int) -> list[Release]:
         """Upper bound on ρ of `rounds` rounds with the noise of `noise_clients` clients; empty without ε.
 
         Whether the first round releases more is the network's: with credit for sampling either may cost more in all.
         """
-        budgets = [_budget(privacy, once) for once in (self.first_share, 0.0)]
+        budgets = [self._budget(privacy, once) for once in (self.once(None), 0.0)]
         found = [budget.releases(rounds) for budget in budgets if budget]
         return max(found, key=lambda releases: sum(rho * times for rho, times in releases), default=[])
 
@@ -220,19 +220,7 @@ def _purpose(name: str) -> Purpose:
     return "moments" if name.startswith(MOMENTS) else "noise"
 
 
-def _budget(privacy: Privacy, once: float) -> SumBudget | None:
-    if privacy.epsilon is None:
-        return None
-    counted, rate = privacy.noise_clients, privacy.sampling_rate
-    return SumBudget(privacy.epsilon, privacy.delta, privacy.budget_rounds, once, counted, rate)
-
-
 # -- What noise is worth in a run: of any method; one that adds no noise has nothing to say ----------------------------
-
-
-def releases_of(method: Method, privacy: Privacy, rounds: int) -> list[Release]:
-    """ρ of what `rounds` rounds release; empty for a method without noise."""
-    return method.releases(privacy, rounds) if isinstance(method, NoisySums) else []
 
 
 def promises(method: Method, task: Task, cohort: int, rounds: int) -> list[str]:
@@ -258,20 +246,19 @@ def promises(method: Method, task: Task, cohort: int, rounds: int) -> list[str]:
     ]
 
 
-def guarantees(method: Method, task: Task, run: Participation) -> list[Guarantee]:
-    """(ε, δ) of a run, each with its assumptions: with credit for sampling, where ε counts on it, and without."""
+def guarantees(method: Method, task: Task, rounds: int) -> list[Guarantee]:
+    """(ε, δ) of so many rounds, with their assumptions: with credit for sampling, where ε counts on it, and without."""
     privacy = task.privacy
     if not isinstance(method, NoisySums) or (budget := method.budget(task)) is None:
         return []
     seen = "the aggregator" if privacy.secure_sum else "those who see the models"
     return [
         guarantee(
-            budget.releases(run.rounds),
+            budget.releases(rounds),
             privacy.delta,
             clients=privacy.noise_clients,
-            against=f"{seen}, {plural(run.rounds, 'round')}",
+            against=f"{seen}, {plural(rounds, 'round')}",
             secure=privacy.secure_sum,
-            simulated=run.simulated,
             rate=rate,
         )
         for rate in sorted({privacy.sampling_rate, 1.0})
@@ -283,19 +270,16 @@ def guarantees(method: Method, task: Task, run: Participation) -> list[Guarantee
 
 def scaled_triangle(A: Tensor) -> Tensor:
     """The upper triangle of A [m, m] row by row, of the same 2-norm as all of A: beside the diagonal times √2."""
-    rows, columns, scale = _upper(len(A), A)
-    return A[rows, columns] * scale
+    rows, columns = torch.triu_indices(*A.shape, device=A.device)
+    return (A * _scale(A))[rows, columns]
 
 
 def unscaled(triangle: Tensor) -> Tensor:
     """A [m, m] of its scaled triangle [m (m + 1) / 2]."""
-    m = (math.isqrt(8 * len(triangle) + 1) - 1) // 2
-    rows, columns, scale = _upper(m, triangle)
-    A = triangle.new_empty(m, m)
-    A[rows, columns] = A[columns, rows] = triangle / scale
-    return A
+    A = Factor(triangle.unsqueeze(0)).square()[0]
+    return A / _scale(A)
 
 
-def _upper(m: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    rows, columns = torch.triu_indices(m, m, device=like.device)
-    return rows, columns, torch.where(rows == columns, 1.0, math.sqrt(2)).to(like)
+def _scale(A: Tensor) -> Tensor:
+    """1 on the diagonal and √2 beside it, [m, m]."""
+    return torch.full(A.shape, math.sqrt(2)).fill_diagonal_(1).to(A)

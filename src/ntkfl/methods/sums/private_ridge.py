@@ -20,7 +20,7 @@ elementwise_affine=False)`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -28,7 +28,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkfl.methods.base import Outcome, Round
-from ntkfl.methods.replies import WEIGHTS, Reply
+from ntkfl.methods.replies import WEIGHTS
 from ntkfl.methods.sums.last_layer import head_inputs, last_layer
 from ntkfl.methods.sums.noisy_sums import LARGEST, NoisyIntegers, NoisySums, scaled_triangle, unscaled
 from ntkfl.methods.task import ClientRound, State, Task, check_finite
@@ -52,12 +52,12 @@ class RidgeIntegers(NoisyIntegers):
 class PrivateRidge(NoisySums):
     """W = U (ξ + λ)⁻¹ Uᵀ (C + noise) from G + noise = U e Uᵀ."""
 
-    name: ClassVar[str] = "private-ridge"
-    paper: ClassVar[str] = "after He et al. 2025, with distributed noise (Kairouz et al. 2021)"
-    replies: ClassVar[Mapping[str, type[Reply]]] = {"weights": RidgeIntegers}
+    name = "private-ridge"
+    paper = "after He et al. 2025, with distributed noise (Kairouz et al. 2021)"
+    replies = {"weights": RidgeIntegers}
     _privacy: ClassVar[Privacy] = Privacy(epsilon=3.0, budget_rounds=1)
-    grains: ClassVar[int] = 2**16  # rounding must not count beside the millions of numbers of G
-    rounding: ClassVar[float] = 1e-6  # norms are computed in float64
+    grains = 2**16  # rounding must not count beside the millions of numbers of G
+    rounding = 1e-6  # norms are computed in float64
 
     clip: float | None = Field(
         None, gt=0, description="bound on the 2-norm of a sample's features with the bias's 1; none: √(features + 1)"
@@ -96,7 +96,7 @@ class PrivateRidge(NoisySums):
     def answer(self, task: Task, question: Message, client: ClientRound) -> NoisyIntegers:
         """G and C of the client as integers with noise. One forward pass; memory of p² numbers of float64."""
         self.check_round(task, question.of_kind("weights").round)
-        model = task.at(question.take(WEIGHTS, tuple(task.like.shape), task.like))
+        model = task.at(question.vector(WEIGHTS, task.like))
         p, targets = _size(task), task.training_targets(client.y).double()
         gram, cross = targets.new_zeros(p, p), targets.new_zeros(p, targets.shape[1])
         most = 1 if task.one_by_one else 4096

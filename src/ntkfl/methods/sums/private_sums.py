@@ -22,18 +22,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ntkfl.errors import ConfigError, MessageError, TooFew
+from ntkfl.errors import MessageError, TooFew
 from ntkfl.methods.base import Method, Outcome, Round
-from ntkfl.methods.replies import SAMPLES, WEIGHTS, Reply
+from ntkfl.methods.replies import SAMPLES, WEIGHTS
 from ntkfl.methods.sums.noisy_sums import LARGEST, MOMENTS, NoisyIntegers, NoisySums, scaled_triangle, unscaled
-from ntkfl.methods.task import ClientRound, State, Task, check_finite
+from ntkfl.methods.task import ClientRound, State, Task, blank_sample, check_finite
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sum_noise import COUNT, GRAINS
 from ntkfl.tangent.clipping import clipped_gradient, input_moments, whitened
@@ -51,24 +50,27 @@ class GradientSums(NoisyIntegers):
     """`gradient` [d], `samples` [1], and `moments/<columns>`, scaled triangles, when asked for."""
 
     vectors = (GRADIENT,)
+    first = (MOMENTS,)
 
     @classmethod
     def numbers(cls, task: Task) -> dict[str, int]:
         """d and 1."""
         return {GRADIENT: task.like.numel(), SAMPLES: 1}
 
-    def check_other(self, task: Task, name: str) -> None:
-        """Moments of a layer that the network may have."""
-        layer = Layer.parse(name.removeprefix(MOMENTS))
-        check_layer(layer, Factor(self.take(name, (None,)).unsqueeze(0)).size, task.like)
+    def check(self, task: Task) -> None:
+        """Moments are of layers that the network may have."""
+        super().check(task)
+        for name in self.arrays.keys() - self.numbers(task).keys():
+            layer = Layer.parse(name.removeprefix(MOMENTS))
+            check_layer(layer, Factor(self.take(name, (None,)).unsqueeze(0)).size, task.like)
 
 
 class PrivateSums(NoisySums):
     """w ← w − lr v,  v ← m v + P (Σ_i clip(P g_i) + noise) / (n + noise)."""
 
-    name: ClassVar[str] = "private-sums"
-    paper: ClassVar[str] = "after Abadi et al. 2016 and Kairouz et al. 2021"
-    replies: ClassVar[Mapping[str, type[Reply]]] = {"weights": GradientSums}
+    name = "private-sums"
+    paper = "after Abadi et al. 2016 and Kairouz et al. 2021"
+    replies = {"weights": GradientSums}
 
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="part of a class label spread over all; none with mse")
     clip: float = Field(8.0, gt=0, description="C, bound on the 2-norm of a record's gradient")
@@ -77,13 +79,9 @@ class PrivateSums(NoisySums):
     input_share: float = Field(0.1, ge=0, lt=1, description="part of the budget for moments of inputs; 0: no whitening")
     damping: float = Field(0.05, gt=0, description="added to moments of mean eigenvalue 1 before whitening")
 
-    @property
-    def first_share(self) -> float:
-        return self.input_share
-
-    def once(self, task: Task) -> float:
+    def once(self, task: Task | None) -> float:
         """`input_share`, or nothing where no layer can be whitened: then all of the budget goes to the gradients."""
-        return self.input_share if task.example is None or whitened_layers(task) else 0.0
+        return self.input_share if task is None or task.example is None or whitened_layers(task) else 0.0
 
     def asked_once(self, task: Task, question: Message) -> dict[str, int]:
         """Moments, which the first question alone asks for."""
@@ -135,7 +133,7 @@ class PrivateSums(NoisySums):
         asks = ASKS in question.arrays
         if asks and question.round != 1:
             raise MessageError("moments of inputs are given in the first round, once")
-        w = question.take(WEIGHTS, tuple(task.like.shape), task.like)
+        w = question.vector(WEIGHTS, task.like)
         sent = {name: question.take(name, None, task.like) for name in question.arrays if is_whitening(name)}
         whitening = read_whitening(sent, task.like, self.damping)
 
@@ -155,9 +153,7 @@ _LAYERS: WeakKeyDictionary[Task, dict[str, int]] = WeakKeyDictionary()
 def whitened_layers(task: Task) -> dict[str, int]:
     """The moments of inputs that a client sends, by name, and how many numbers each has; worked out once for a task."""
     if task not in _LAYERS:
-        if task.example is None:
-            raise ConfigError("which inputs have moments follows from a sample's shape: give the task an `example`")
-        x = task.example[0]
+        x = blank_sample(task)[0]
         moments = input_moments(task.model, x, task.plan(_invented(x)))
         _LAYERS[task] = {MOMENTS + layer.name: scaled_triangle(A).numel() for layer, A in moments.items()}
     return _LAYERS[task]

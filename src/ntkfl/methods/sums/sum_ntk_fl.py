@@ -31,7 +31,8 @@ if they would be.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -40,7 +41,7 @@ from torch import Tensor, nn
 
 from ntkfl.errors import NumericalError, TooFew
 from ntkfl.methods.base import Method, Outcome, Outgoing, Replies, Round
-from ntkfl.methods.replies import SAMPLES, WEIGHTS, Reply
+from ntkfl.methods.replies import SAMPLES, WEIGHTS
 from ntkfl.methods.robust import clip_factors, fair_counts
 from ntkfl.methods.sums.curvature_reply import (
     ASKS,
@@ -104,9 +105,9 @@ class SumNTKFL(Method):
     `curvature` and `step` are meant to be overridden: examples/own_curvature.py.
     """
 
-    name: ClassVar[str] = "sum-ntk-fl"
-    paper: ClassVar[str] = "after Yue et al. 2022 and Martens & Grosse 2015"
-    replies: ClassVar[Mapping[str, type[Reply]]] = {"weights": CurvatureSums, "candidates": StepCurvature}
+    name = "sum-ntk-fl"
+    paper = "after Yue et al. 2022 and Martens & Grosse 2015"
+    replies = {"weights": CurvatureSums, "candidates": StepCurvature}
     step_limit: ClassVar[float] = 1.5  # of a client's step and samples, in units of the median client's
 
     average: float = Field(0.9, ge=0, lt=1, description="running average of the rounds' weights; 0: none")
@@ -190,7 +191,8 @@ class SumNTKFL(Method):
             passed, loss, w0, sums = None if w0 is None else w, L, w, total.sums
             caution = max(1.0, caution / RELAX)
             flow = Flow(sums, spectra)
-            if self._rough(sums):
+            # Some factors lose so much of the curvature that no μ chosen beforehand fits.
+            if any(layer.shared or max(layer.shape[1:]) > self.largest for layer in sums.layers()):
                 mu = yield from self.measured(flow, w, round, mu, caution, loss)  # (4), along the plain mean's step
             if total.clients:
                 rates = (self.time, mu * caution, self.delta * caution)
@@ -238,10 +240,6 @@ class SumNTKFL(Method):
         """min(L, s)."""
         return min(float(loss), find_loss(self.loss).scale)
 
-    def _rough(self, sums: Sums) -> bool:
-        """Whether some factors lose so much of the curvature that no μ chosen beforehand fits."""
-        return any(layer.shared or max(layer.shape[1:]) > self.largest for layer in sums.layers())
-
     def _notes(self, task: Task) -> list[str]:
         """What the network decides, as lines for a log."""
         large, notes = [], []
@@ -264,45 +262,41 @@ class SumNTKFL(Method):
 
         Where w is too far off to compute with, all sums are 0 and the loss says that the step does not stand.
         """
-        w = question.take(WEIGHTS, tuple(task.like.shape), task.like)
+        w = question.vector(WEIGHTS, task.like)
         n, Y = len(client), task.training_targets(client.y)
         if question.kind == "candidates":
-            change = question.take(CHANGE, tuple(w.shape), w)
+            change = question.vector(CHANGE, w)
             met = step_curvature(task.at(w), client.x, Y, change, self.loss, task.plan(client.x)).double()
-            met = met.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW)
-            return StepCurvature({SAMPLES: torch.tensor(n), CURVATURE: met})
+            return StepCurvature({SAMPLES: torch.tensor(n), CURVATURE: met.nan_to_num(_OVERFLOW, _OVERFLOW)})
         w0, asks = accepted_weights(question.of_kind("weights"), w), ASKS in question.arrays
         at = [w] if w0 is None else [w, w0]
         losses = torch.stack([per_sample(self.loss, task.predict(v, client.x), Y).sum().double() for v in at])
-        arrays = self._finite_curvature(task, w, client, Y, asks)
+
+        def finite_curvature(v: Tensor) -> dict[str, Tensor] | None:
+            """`curvature`, or None where it is not finite. Draws are of the client's randomness of the round."""
+            generator = torch.Generator(w.device).manual_seed(client.randomness.seed("labels"))
+            with suppress(NumericalError):
+                arrays = self.curvature(task, v, client.x, Y, asks, generator)
+                if all(bool(array.isfinite().all()) for array in arrays.values()):
+                    return arrays
+            return None
+
+        arrays = finite_curvature(w)
         lost = arrays is None
         if arrays is None:
-            shapes = None if w0 is None else self._finite_curvature(task, w0, client, Y, asks)
+            shapes = None if w0 is None else finite_curvature(w0)
             if shapes is None:
                 raise NumericalError("the network's derivatives are not finite: look at inputs and initialisation")
             arrays, losses[0] = {name: torch.zeros_like(array) for name, array in shapes.items()}, math.inf
-        counts = {SAMPLES: torch.tensor(n)}
         if asks:
             # A client sends constant factors once, and zeros afterwards, so that all replies look the same. A round may
             # be repeated.
             again = lost or (_SENT in client.memory and int(client.memory[_SENT]) != question.round)
             arrays |= {name: torch.zeros_like(a) for name, a in arrays.items() if again and is_constant(name)}
-            counts[FRESH] = torch.tensor(0 if again else n)
+            arrays[FRESH] = torch.tensor(0 if again else n)
             client.memory |= {} if again else {_SENT: torch.tensor(question.round)}
-        halves = tuple(arrays) if self.values == "float16" and not task.privacy.secure_sum else ()
-        losses = losses.nan_to_num(nan=_OVERFLOW, posinf=_OVERFLOW)
-        return CurvatureSums(arrays | counts | {LOSSES: losses}, halves)
-
-    def _finite_curvature(
-        self, task: Task, w: Tensor, client: ClientRound, Y: Tensor, asks: bool
-    ) -> dict[str, Tensor] | None:
-        """`curvature`, or None where it is not finite. Labels are drawn from the client's randomness of the round."""
-        generator = torch.Generator(w.device).manual_seed(client.randomness.seed("labels"))
-        try:
-            arrays = self.curvature(task, w, client.x, Y, asks, generator)
-        except NumericalError:
-            return None
-        return arrays if all(bool(array.isfinite().all()) for array in arrays.values()) else None
+        arrays |= {SAMPLES: torch.tensor(n), LOSSES: losses.nan_to_num(_OVERFLOW, _OVERFLOW)}
+        return CurvatureSums.of(task, self.values, arrays)
 
 
 def _shown(value: object) -> str:
@@ -323,19 +317,15 @@ def still_asked(state: State) -> bool:
     return _COHORTS in state
 
 
-def spectra_of(state: State) -> dict[Layer, Eigen]:
-    """By layer, once factors are no longer asked for."""
-    known = {n.removeprefix(_VALUES): t for n, t in state.items() if n.startswith(_VALUES)}
-    return {Layer.parse(name): Eigen(t, state.get(_VECTORS + name)) for name, t in known.items()}
-
-
 def constant_factors(state: State, sums: Sums, fresh: int, most: int) -> tuple[State, dict[Layer, Eigen]]:
     """What the next state holds of them, and their spectra by layer. `fresh` samples of this round are behind them.
 
     They are asked for until a cohort changes every mean by less than a tenth of its norm, in `most` rounds at most.
     """
     if not still_asked(state):
-        return {name: t for name, t in state.items() if name.startswith((_VALUES, _VECTORS))}, spectra_of(state)
+        known = {name: t for name, t in state.items() if name.startswith((_VALUES, _VECTORS))}
+        layers = [name.removeprefix(_VALUES) for name in known if name.startswith(_VALUES)]
+        return known, {Layer.parse(n): Eigen(known[_VALUES + n], known.get(_VECTORS + n)) for n in layers}
     count, cohorts = state[COUNT] + fresh, int(state[_COHORTS]) + 1
     kept, spectra, moved = {COUNT: count, _COHORTS: torch.tensor(cohorts)}, {}, 0.0
     for shaped in sums.layers():

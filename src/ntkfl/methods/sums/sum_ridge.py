@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from pydantic import Field
@@ -25,10 +25,11 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, MessageError
 from ntkfl.methods.base import Method, Outcome, Round
-from ntkfl.methods.replies import SAMPLES, WEIGHTS, Reply, Sums
+from ntkfl.methods.replies import SAMPLES, WEIGHTS, Sums
 from ntkfl.methods.sums.last_layer import head_inputs, last_layer
 from ntkfl.methods.task import ClientRound, State, Task, check_finite
 from ntkfl.tangent.ridge import PENALTIES, RidgeSums, left_out_errors, solve, total
+from ntkfl.tangent.sums import Factor
 from ntkfl.wire.message import Message
 
 GRAM, CROSS, SQUARES, FRESH, TAG = "gram", "cross", "squares", "fresh", "tag"
@@ -73,9 +74,10 @@ class RidgeReply(Sums):
         """Arrays of the last layer's shapes, and one mark."""
         for name, shape in _shapes(task).items():
             self.take(name, shape)
-        if TAG not in self.arrays and int(self.take(FRESH, ())) not in (0, 1):
+        if TAG in self.arrays:
+            self.take(TAG, ())
+        elif int(self.take(FRESH, ())) not in (0, 1):
             raise MessageError("sums are new or they are not: fresh is 0 or 1")
-        self.take(TAG if TAG in self.arrays else FRESH, ())
 
     def sizes(self, task: Task) -> Tensor:
         """Its samples, and the norm of its mean G: [1, 2]."""
@@ -86,9 +88,9 @@ class RidgeReply(Sums):
 class SumRidge(Method):
     """w ← argmin Σ ‖f − y‖² + n λ s ‖W‖² over the last layer, from the sums of all clients seen so far."""
 
-    name: ClassVar[str] = "sum-ridge"
-    paper: ClassVar[str] = "after He et al. 2025 and Fanì et al. 2024"
-    replies: ClassVar[Mapping[str, type[Reply]]] = {"weights": RidgeReply}
+    name = "sum-ridge"
+    paper = "after He et al. 2025 and Fanì et al. 2024"
+    replies = {"weights": RidgeReply}
 
     loss: str = Field("mse", description="what is reported; the last layer is always solved for squared error")
     penalty: float | None = Field(
@@ -154,7 +156,7 @@ class SumRidge(Method):
 
     def answer(self, task: Task, question: Message, client: ClientRound) -> RidgeReply:
         """The client's sums, or how they changed since it last sent them. One forward pass; memory of p² numbers."""
-        w = question.of_kind("weights").take(WEIGHTS, tuple(task.like.shape), task.like)
+        w = question.of_kind("weights").vector(WEIGHTS, task.like)
         Y, inputs = task.training_targets(client.y), head_inputs(task.at(w), task.outputs, client.x)
         arrays = arrays_of(total([RidgeSums.of(features, Y[rows]) for rows, features in inputs]), w.dtype)
         if TAG in question.arrays:
@@ -182,10 +184,7 @@ def arrays_of(sums: RidgeSums, dtype: torch.dtype) -> State:
 def read_sums(arrays: Mapping[str, Tensor], prefix: str = "") -> RidgeSums:
     """The inverse of `arrays_of`, in float64, from arrays with this before their names."""
     samples, triangle, cross, squares = (arrays[prefix + name].double() for name in (SAMPLES, GRAM, CROSS, SQUARES))
-    gram = triangle.new_empty(len(cross), len(cross))
-    i, j = torch.triu_indices(*gram.shape)
-    gram[i, j] = gram[j, i] = triangle
-    return RidgeSums(samples, gram, cross, squares)
+    return RidgeSums(samples, Factor(triangle.unsqueeze(0)).square()[0], cross, squares)
 
 
 def _shapes(task: Task) -> dict[str, tuple[int, ...]]:
