@@ -81,9 +81,7 @@ def gaussian_delta(epsilon: float, sigma: float) -> float:
 
 def test_a_guarantee_is_the_budget_with_what_it_assumes() -> None:
     rho = budget(3.0, 1e-5)
-    found = guarantee(
-        [(0.1 * rho, 1), (0.9 * rho / 20, 20)], 1e-5, clients=270, against="the servers", secure=True
-    )
+    found = guarantee([(0.1 * rho, 1), (0.9 * rho / 20, 20)], 1e-5, clients=270, against="the servers", secure=True)
     assert found.epsilon == pytest.approx(3.0, rel=1e-3)
     assert found.epsilon <= 3.0 + 1e-9
     assert found.unit == "record"

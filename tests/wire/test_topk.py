@@ -34,7 +34,7 @@ def decode(
     """(values, positions) of what `encode` made."""
     sent = {"jacobian": torch.tensor([1, n])} | {f"topk.{name}": a for name, a in arrays.items()}
     J = unpack_topk(Message("rows", 1, sent), 1, n, k, values_as, torch.zeros(1, dtype=dtype))
-    values, positions = J.tensors()
+    positions, values = J.tensors()
     return values, positions
 
 
