@@ -443,11 +443,16 @@ def _gigabytes(note: str) -> str:
 SILOS = {"ten": "10 clients of 5,000, all in each round", "hundred": "100 clients of 500, 20 in each round"}
 
 
+def silo_rows(file: str) -> dict[str, Row]:
+    """By label: K-FAC FedAvg as it is by default, and the methods that ran before it, on the same clients and seeds."""
+    return {row["label"]: row for name in (f"kfac-{file}", file) for row in read(f"silos/{name}.json")["rows"]}
+
+
 def silos() -> str:
     """LeNet on CIFAR-10: accuracies, rounds to the mean accuracy that FedAvg ends with, and bytes of a round."""
     body = []
     for file, clients in SILOS.items():
-        rows = {row["label"]: row for row in read(f"silos/{file}.json")["rows"]}
+        rows = silo_rows(file)
         target = float(end(rows["FedAvg"])) / 100
         for label, row in rows.items():
             rounds = row["length"]
@@ -464,12 +469,12 @@ def silos() -> str:
 def silos_picture() -> Figure:
     """Accuracy against rounds of both studies: means and spread of three seeds."""
     figure = Figure(figsize=(9, 3.1), layout="constrained")
-    colors = ("#0072b2", "#999999", "#009e73", "#e69f00", "#cc79a7")
+    colors = ("#0072b2", "#56b4e9", "#999999", "#009e73", "#e69f00", "#cc79a7")
     for axes, (file, clients) in zip(figure.subplots(1, 2, sharey=True), SILOS.items(), strict=True):
-        for row, color in zip(read(f"silos/{file}.json")["rows"], colors, strict=True):
+        for row, color in zip(silo_rows(file).values(), colors, strict=True):
             columns = [[100 * a for a in column] for column in zip(*row["accuracy"], strict=True)]
-            x = range(1, len(columns) + 1)
-            axes.plot(x, [statistics.mean(c) for c in columns], color=color, label=row["label"], linewidth=2)
+            x, style = range(1, len(columns) + 1), "--" if "plain" in row["label"] else "-"
+            axes.plot(x, [statistics.mean(c) for c in columns], style, color=color, label=row["label"], linewidth=2)
             axes.fill_between(x, list(map(min, columns)), list(map(max, columns)), color=color, alpha=0.2, linewidth=0)
         axes.set(title=clients, xlabel="communication rounds", xlim=(1, 40), ylim=(8, 58))
         axes.spines[["top", "right"]].set_visible(False)
