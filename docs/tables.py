@@ -461,7 +461,7 @@ def silos() -> str:
                 for way in ("uplink_mib", "downlink_mib")
             ]
             hits = rounds_text(first_hits(row["accuracy"], target), rounds)
-            body.append([clients, label, *accuracy(row, 1, 5, 10, 20, 40), hits, " + ".join(traffic)])
+            body.append([clients.partition(", ")[0], label, *accuracy(row, 1, 5, 10, 20, 40), hits, " + ".join(traffic)])
     headers = ["clients", "method", "% at round 1", "5", "10", "20", "40", "rounds to FedAvg's end", "MiB per round"]
     return table(headers, body)
 
