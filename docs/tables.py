@@ -281,7 +281,17 @@ def studies() -> str:
         lines.append([what, f"{100 * target:.0f} %", hits, *accuracy(row, 5, 10, 20)])
     runs = read("sums/ntk-dfl.json")
     hits = rounds_text([run["rounds to 85%"] for run in runs], 12)
-    lines.insert(3, ["partitions of NTK-DFL", "85 %", hits, f"{100 * statistics.mean(run['accuracy'][4] for run in runs):.1f}", "", ""])
+    lines.insert(
+        3,
+        [
+            "partitions of NTK-DFL",
+            "85 %",
+            hits,
+            f"{100 * statistics.mean(run['accuracy'][4] for run in runs):.1f}",
+            "",
+            "",
+        ],
+    )
     return table(["changed", "target", "rounds", "% at round 5", "10", "20"], lines)
 
 
@@ -499,7 +509,9 @@ def silos() -> str:
                 for way in ("uplink_mib", "downlink_mib")
             ]
             hits = rounds_text(first_hits(row["accuracy"], target), rounds)
-            body.append([clients.partition(", ")[0], label, *accuracy(row, 1, 5, 10, 20, 40), hits, " + ".join(traffic)])
+            body.append(
+                [clients.partition(", ")[0], label, *accuracy(row, 1, 5, 10, 20, 40), hits, " + ".join(traffic)]
+            )
     headers = ["clients", "method", "% at round 1", "5", "10", "20", "40", "rounds to FedAvg's end", "MiB per round"]
     return table(headers, body)
 
