@@ -281,17 +281,8 @@ def studies() -> str:
         lines.append([what, f"{100 * target:.0f} %", hits, *accuracy(row, 5, 10, 20)])
     runs = read("sums/ntk-dfl.json")
     hits = rounds_text([run["rounds to 85%"] for run in runs], 12)
-    lines.insert(
-        3,
-        [
-            "partitions of NTK-DFL",
-            "85 %",
-            hits,
-            f"{100 * statistics.mean(run['accuracy'][4] for run in runs):.1f}",
-            "",
-            "",
-        ],
-    )
+    fifth = statistics.mean(run["accuracy"][4] for run in runs)
+    lines.insert(3, ["partitions of NTK-DFL", "85 %", hits, f"{100 * fifth:.1f}", "", ""])
     return table(["changed", "target", "rounds", "% at round 5", "10", "20"], lines)
 
 
@@ -556,8 +547,8 @@ def seconds_text(seconds: float) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     make.__name__.replace("_", "-"): make
     for make in (
-        readme, headline, table1, paper, tally, findings, ratios, rivals, private, networks, studies, one_label, leaks, bench,
-        memory, jacobians, silos,
+        readme, headline, table1, paper, tally, findings, ratios, rivals, private, networks, studies, one_label, leaks,
+        bench, memory, jacobians, silos,
     )
 }  # fmt: skip
 

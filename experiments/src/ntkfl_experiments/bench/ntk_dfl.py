@@ -25,7 +25,7 @@ METHODS: dict[str, Method] = {"sum-ntk-fl": SumNTKFL()}
 
 @dataclass(frozen=True)
 class RoundedDown(Partition):
-    """Client m has ⌊s q_c⌋ random samples of class c, q ~ Dir(α, …, α), s = N / clients: up to a class each fewer than s.
+    """Client m has ⌊s q_c⌋ random samples of class c, q ~ Dir(α, …, α), s = N / clients.
 
     Clients draw independently of one another, so that some samples are at several clients and others at none.
     """
