@@ -217,8 +217,9 @@ NETWORKS = (
     ("CNN, Fashion-MNIST", "architectures/cnn", 0.84, ("NTK-FL", "FedAvg, averaged")),
     ("GRU, digits", "architectures/gru", 0.90, ("NTK-FL", "FedAvg, averaged")),
     ("residual, CIFAR-10", "architectures/resnet", 0.30, ("NTK-FL", "FedAvg, averaged")),
-    ("CNN, from sums", "sums/cnn", 0.84, ("sums", "FedAvg, averaged")),
+    ("CNN, from sums", "silos/cnn", 0.84, ("sums", "K-FAC FedAvg")),
     ("residual, from sums", "sums/resnet", 0.40, ("sums", "FedAvg, averaged")),
+    ("residual, from sums", "silos/resnet", 0.40, ("K-FAC FedAvg",)),
 )
 
 
@@ -245,6 +246,44 @@ def _per_round(row: Row) -> list[str]:
         down = [mib / rounds for mib, rounds in pairs if mib is not None]
     means = [statistics.mean(mib) if mib else None for mib in (up, down)]
     return ["" if m is None else f"{m:,.0f}" if m >= 100 else f"{m:.3g}" for m in means]
+
+
+# Sums in other settings: (what, its file, the row's label, the target)
+STUDIES = (
+    ("as above", "headline", "NTK-FL from sums", 0.85),
+    ("α = 0.01", "sums/alpha", "sums", 0.85),
+    ("one label per client", "sums/one-label", "sums", 0.85),
+    ("100 clients per round", "sums/large-cohorts", "sums", 0.85),
+    ("a CNN", "silos/cnn", "sums", 0.85),
+    ("μ = 4", "sums/ablations", "μ = 4", 0.85),
+    ("μ = 32", "sums/ablations", "μ = 32", 0.85),
+    ("without δ", "sums/ablations", "δ = 0", 0.85),
+    ("t to the end", "sums/ablations", "to the end of the flow", 0.85),
+    ("weights not averaged", "sums/ablations", "no average", 0.85),
+    ("labels not smoothed", "sums/ablations", "plain labels", 0.85),
+    ("MNIST", "sums/mnist", "sums", 0.95),
+    ("MNIST, rows", "sums/mnist", "rows (NTK-FL)", 0.95),
+    ("MNIST, FedAdam", "sums/mnist", "FedAdam, averaged", 0.95),
+    ("MNIST, FedAvg", "sums/mnist", "FedAvg, averaged", 0.95),
+    ("FEMNIST by writer", "sums/femnist", "sums", 0.95),
+    ("FEMNIST, rows", "sums/femnist", "rows (NTK-FL)", 0.95),
+    ("FEMNIST, FedAdam", "sums/femnist", "FedAdam, averaged", 0.95),
+    ("FEMNIST, FedAvg", "sums/femnist", "FedAvg, averaged", 0.95),
+)
+
+
+def studies() -> str:
+    """Rounds and bytes to a target of NTK-FL from sums, one thing changed at a time; of rivals on other data."""
+    lines = []
+    for what, name, label, target in STUDIES:
+        row = rows_of(name)[label]
+        hits = rounds_text(first_hits(row["accuracy"], target), row["length"])
+        lines.append([what, f"{100 * target:.0f} %", hits, *accuracy(row, 5, 10, 20)])
+    runs = read("sums/ntk-dfl.json")
+    hits = rounds_text([run["rounds to 85%"] for run in runs], 12)
+    fifth = statistics.mean(run["accuracy"][4] for run in runs)
+    lines.insert(3, ["partitions of NTK-DFL", "85 %", hits, f"{100 * fifth:.1f}", "", ""])
+    return table(["changed", "target", "rounds", "% at round 5", "10", "20"], lines)
 
 
 # (name, its file, what Flower's baseline `niid_bench` publishes after 50 rounds)
@@ -443,11 +482,16 @@ def _gigabytes(note: str) -> str:
 SILOS = {"ten": "10 clients of 5,000, all in each round", "hundred": "100 clients of 500, 20 in each round"}
 
 
+def silo_rows(file: str) -> dict[str, Row]:
+    """By label: K-FAC FedAvg as it is by default, and the methods that ran before it, on the same clients and seeds."""
+    return {row["label"]: row for name in (f"kfac-{file}", file) for row in read(f"silos/{name}.json")["rows"]}
+
+
 def silos() -> str:
     """LeNet on CIFAR-10: accuracies, rounds to the mean accuracy that FedAvg ends with, and bytes of a round."""
     body = []
     for file, clients in SILOS.items():
-        rows = {row["label"]: row for row in read(f"silos/{file}.json")["rows"]}
+        rows = silo_rows(file)
         target = float(end(rows["FedAvg"])) / 100
         for label, row in rows.items():
             rounds = row["length"]
@@ -456,7 +500,9 @@ def silos() -> str:
                 for way in ("uplink_mib", "downlink_mib")
             ]
             hits = rounds_text(first_hits(row["accuracy"], target), rounds)
-            body.append([clients, label, *accuracy(row, 1, 5, 10, 20, 40), hits, " + ".join(traffic)])
+            body.append(
+                [clients.partition(", ")[0], label, *accuracy(row, 1, 5, 10, 20, 40), hits, " + ".join(traffic)]
+            )
     headers = ["clients", "method", "% at round 1", "5", "10", "20", "40", "rounds to FedAvg's end", "MiB per round"]
     return table(headers, body)
 
@@ -464,12 +510,12 @@ def silos() -> str:
 def silos_picture() -> Figure:
     """Accuracy against rounds of both studies: means and spread of three seeds."""
     figure = Figure(figsize=(9, 3.1), layout="constrained")
-    colors = ("#0072b2", "#999999", "#009e73", "#e69f00", "#cc79a7")
+    colors = ("#0072b2", "#56b4e9", "#999999", "#009e73", "#e69f00", "#cc79a7")
     for axes, (file, clients) in zip(figure.subplots(1, 2, sharey=True), SILOS.items(), strict=True):
-        for row, color in zip(read(f"silos/{file}.json")["rows"], colors, strict=True):
+        for row, color in zip(silo_rows(file).values(), colors, strict=True):
             columns = [[100 * a for a in column] for column in zip(*row["accuracy"], strict=True)]
-            x = range(1, len(columns) + 1)
-            axes.plot(x, [statistics.mean(c) for c in columns], color=color, label=row["label"], linewidth=2)
+            x, style = range(1, len(columns) + 1), "--" if "plain" in row["label"] else "-"
+            axes.plot(x, [statistics.mean(c) for c in columns], style, color=color, label=row["label"], linewidth=2)
             axes.fill_between(x, list(map(min, columns)), list(map(max, columns)), color=color, alpha=0.2, linewidth=0)
         axes.set(title=clients, xlabel="communication rounds", xlim=(1, 40), ylim=(8, 58))
         axes.spines[["top", "right"]].set_visible(False)
@@ -501,8 +547,8 @@ def seconds_text(seconds: float) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     make.__name__.replace("_", "-"): make
     for make in (
-        readme, headline, table1, paper, tally, findings, ratios, rivals, private, networks, one_label, leaks, bench,
-        memory, jacobians, silos,
+        readme, headline, table1, paper, tally, findings, ratios, rivals, private, networks, studies, one_label, leaks,
+        bench, memory, jacobians, silos,
     )
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import ntkfl
 from ntkfl.errors import MessageError, ModelError
 from ntkfl.methods import ClientRound, KfacFedAvg, Task
+from ntkfl.methods.base import fitted
 from ntkfl.tangent import Sums
 from ntkfl.tangent.flow import Metric
 from ntkfl.tangent.parameters import flatten
@@ -34,27 +35,54 @@ def metric_of(state: dict[str, Tensor], method: KfacFedAvg, w: Tensor) -> Metric
     return Metric(Sums(factors | {SAMPLES: w.new_ones(()), GRADIENT: torch.zeros_like(w)}), method.damping)
 
 
-@pytest.mark.parametrize("kl", [1e-4, 1e9])
-def test_one_full_batch_step_of_every_client(kl: float) -> None:
-    """w + Σ n_m η_m (−P g_m) / N with P of the first exchange: equations (1) and (2), and the bound on η."""
-    method = KfacFedAvg(kl=kl, **EXACT)
-    task, clients = federation()
-    state = method.start(task, task.like)
-    first, _ = play(method, task, clients, state)
-    w, N = task.like, sum(len(c) for c in clients)
-    # The state after a round has the mean of two draws of one metric; a method of one draw has it alone.
-    conversation = method.round(task, state, 1, [c.id for c in clients])
+def local_ends(method: KfacFedAvg, task: Task, clients: list[ClientRound]) -> list[Tensor]:
+    """v_m of one full-batch step of every client, by hand: w − min(1, √(2κ / gᵀP g)) P g, P of the first exchange."""
+    conversation = method.round(task, method.start(task, task.like), 1, [c.id for c in clients])
     question = next(conversation)
     replies = [method.replies["curvature"].parse(method.answer(task, question, c).message(1), task) for c in clients]
-    question = conversation.send(replies)
-    P = metric_of(question.arrays, method, w)
-    expected = w.clone()
+    P, ends = metric_of(conversation.send(replies).arrays, method, task.like), []
     for client in clients:
-        g = gradient(task, w, client.x, client.y)
-        step = min(1.0, (2 * kl / float(g @ P(g))) ** 0.5)
-        assert 0.5 * step**2 * float(g @ P(g)) <= kl * (1 + 1e-5)
-        expected -= len(client) / N * step * P(g)
+        g = gradient(task, task.like, client.x, client.y)
+        step = min(1.0, (2 * method.kl / float(g @ P(g))) ** 0.5)
+        assert 0.5 * step**2 * float(g @ P(g)) <= method.kl * (1 + 1e-5)
+        ends.append(task.like - step * P(g))
+    return ends
+
+
+@pytest.mark.parametrize("kl", [1e-4, 1e9])
+def test_without_weighing_the_server_takes_the_mean_of_where_steps_end(kl: float) -> None:
+    """ρ → ∞ in equation (2): 1/N Σ n_m v_m."""
+    method, (task, clients) = KfacFedAvg(kl=kl, mixing=1e9, **EXACT), federation()
+    N = sum(len(c) for c in clients)
+    expected = sum(len(c) / N * v for c, v in zip(clients, local_ends(method, task, clients), strict=True))
+    first = play(method, task, clients)[0]
     assert torch.allclose(first.state["weights"], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_changes_are_weighed_by_the_inputs_of_whoever_sends_them() -> None:
+    """(2) of each layer is the least-squares solution W of W a = V_m a for the inputs a that client m has, with
+    √(n_m ρ s) (W − V_m) beside them: solved here without any factor.
+    """
+    rho = 0.1
+    method, (task, clients) = KfacFedAvg(kl=1e9, mixing=rho, **EXACT), federation()
+    ends, first = local_ends(method, task, clients), play(method, task, clients)[0].state["weights"]
+    model, start = task.at(task.like), 0
+    for layer in (model[0], model[2]):
+        inputs = [c.x if start == 0 else model[:2](c.x).detach() for c in clients]
+        inputs = [torch.cat([a, a.new_ones(len(a), 1)], dim=1) for a in inputs]
+        s = torch.cat(inputs).square().sum(1).mean() / inputs[0].shape[1]
+        n, m = layer.weight.shape
+        stop = start + n * m + n
+        rows, wanted = [], []
+        for a, v in zip(inputs, ends, strict=True):
+            V = torch.cat([v[start : start + n * m].view(n, m), v[start + n * m : stop].view(n, 1)], dim=1)
+            seen = torch.cat([a, (len(a) * rho * s) ** 0.5 * torch.eye(m + 1, dtype=a.dtype)])
+            rows.append(seen)
+            wanted.append(seen @ V.T)
+        W = torch.linalg.lstsq(torch.cat(rows), torch.cat(wanted)).solution.T
+        expected = torch.cat([W[:, :-1].reshape(-1), W[:, -1]])
+        assert torch.allclose(first[start:stop], expected, rtol=1e-6, atol=1e-9)
+        start = stop
 
 
 def test_the_next_metric_is_half_of_this_one_and_half_of_the_rounds_factors() -> None:
@@ -107,3 +135,13 @@ def test_it_leads_fedavg_on_clients_of_few_classes() -> None:
         run = ntkfl.train(model, fed, method, rounds=6, clients_per_round=5, seed=3, callbacks=[])
         found.append(run.history[-1]["test_accuracy"])
     assert found[0] > found[1] + 0.1
+
+
+def test_weights_are_averaged_where_only_some_clients_are_asked() -> None:
+    task, _ = federation()
+    averages = [
+        fitted(KfacFedAvg(**given), task.model, 3, all_).average
+        for given in ({}, {"average": 0.5})
+        for all_ in (False, True)
+    ]
+    assert averages == [0.8, 0.0, 0.5, 0.5]

@@ -38,8 +38,8 @@ class FactorSums(Sums):
 
     @classmethod
     def limit(cls, name: str) -> float:
-        role = name.partition("/")[2]
-        return super().limit(name) * (_INPUT_LIMIT if role.startswith((INPUTS, CONSTANT)) else 1.0)
+        large = name == CHANGE or name.partition("/")[2].startswith((INPUTS, CONSTANT))
+        return super().limit(name) * (_INPUT_LIMIT if large else 1.0)
 
     @classmethod
     def of(cls, task: Task, values: str, arrays: Mapping[str, Tensor]) -> Self:

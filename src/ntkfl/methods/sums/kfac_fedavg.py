@@ -6,15 +6,21 @@ summed (`tangent/metric.py`). A round, with n_m samples at client m and N in the
 
     (1)  v ← v − η P ∇ℓ_B(v)        minibatches B of the client's own, from v = w          `answer`
          η = min(1, √(2 κ / gᵀP g)),  g = ∇ℓ_B(v): no step moves predictions by more than κ nats
-    (2)  w ← w + 1/N Σ_m n_m (v_m − w)                                                     `round`
+    (2)  W ← W + [1/N Σ_m n_m (V_m − W) M_m] [1/N Σ_m n_m M_m]⁻¹        for each layer's W [n, m]    `round`
+         M_m = A_m / s + ρ I,  s = tr A / m
     (3)  C ← (C + 1/N Σ_m n_m C_m(w)) / 2    the factors clients took at w, for the next round
 
-Each client's own gradient would go far along directions that its own classes leave flat; the metric knows from the
-others that these are steep. In the first round, which has no factors yet, an exchange for them comes before the steps.
-Everything clients send adds up, so that secure sums show totals alone.
+In (1) a client's own gradient would go far along directions that its own classes leave flat; the metric knows from the
+others that these are steep. In (2) A_m is the input factor of the client's own samples, and A everybody's: a client
+counts for a direction by what its data say of it. For one linear layer this is the W whose outputs are nearest to those
+of the clients' own W_m on their own inputs, Σ_m Σ_i ‖(W − V_m) a_i‖² with ρ against what nobody's inputs show, where a
+plain mean (ρ = ∞) would average what some clients learned with what the others never saw.
 
-Related: FedAvg (McMahan et al. 2017), K-FAC (Martens & Grosse 2015); FedPM (Ishii et al. 2026) has steps in each
-client's own curvature instead, and mixes by it.
+In the first round, which has no factors yet, an exchange for them comes before the steps. Everything clients send adds
+up, so that secure sums show totals alone.
+
+Related: FedAvg (McMahan et al. 2017), K-FAC (Martens & Grosse 2015); FedPM (Ishii et al. 2026) mixes by curvature too,
+after steps in each client's own; RegMean (Jin et al. 2023) merges trained models by the moments of their inputs.
 """
 
 from __future__ import annotations
@@ -25,9 +31,9 @@ from typing import Literal, Self
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from ntkfl.errors import ModelError
+from ntkfl.errors import MessageError, ModelError
 from ntkfl.methods.averaging.local_training import train_locally
 from ntkfl.methods.base import Method, Outcome, Round
 from ntkfl.methods.replies import LARGEST_LOSS, LOSS, SAMPLES, WEIGHTS
@@ -37,7 +43,7 @@ from ntkfl.methods.task import ClientRound, State, Task, blank_sample, check_fin
 from ntkfl.tangent import Sums, curvature_sums
 from ntkfl.tangent.curvature import LARGEST
 from ntkfl.tangent.flow import Metric
-from ntkfl.tangent.sums import GRADIENT
+from ntkfl.tangent.sums import GRADIENT, SKETCH
 from ntkfl.wire.message import Message
 
 MEMORY = 0.5  # part of the earlier rounds' factors in the next metric
@@ -56,7 +62,7 @@ class Factors(FactorSums):
 
 
 class LocalSteps(Factors):
-    """The same, with n_m (v_m − w) as `change` [d], and the loss met on the way as a sum over samples, `loss` []."""
+    """The same, with n_m (v_m − w) M_m as `change` [d], and the loss met on the way summed over samples, `loss` []."""
 
     bounded = {LOSS: LARGEST_LOSS}
     vectors = (CHANGE,)
@@ -68,20 +74,32 @@ class LocalSteps(Factors):
 
 
 class KfacFedAvg(Method):
-    """v ← v − min(1, √(2κ / gᵀP g)) P g on minibatches, then the mean of all clients' changes."""
+    """v ← v − min(1, √(2κ / gᵀP g)) P g on minibatches; then the mean of all clients' changes, weighted by the
+    curvature that each of them met.
+
+    Where rounds ask only some of the clients, the rounds' weights are averaged (`average`), as cohorts differ.
+    """
 
     name = "kfac-fedavg"
     paper = "after McMahan et al. 2017 and Martens & Grosse 2015"
     replies = {"curvature": Factors, "weights": LocalSteps}
 
-    kl: float = Field(0.005, gt=0, description="κ, nats by which one local step may move predictions")
+    average: float = Field(
+        0.8, ge=0, lt=1, description="running average of the rounds' weights; 0 where every round asks all clients"
+    )
+    kl: float = Field(0.0015, gt=0, description="κ, nats by which one local step may move predictions")
     damping: float = Field(0.01, gt=0, description="λ, added to the curvature of all clients")
-    local_epochs: int = Field(2, ge=1, description="passes over a client's samples in a round")
+    mixing: float = Field(0.1, gt=0, description="ρ, added to input factors, of mean eigenvalue 1, that weigh changes")
+    local_epochs: int = Field(3, ge=1, description="passes over a client's samples in a round")
     batch_size: int = Field(50, ge=1, description="samples in a local step; a smaller client uses all it has")
     values: Literal["float16", "float32"] = Field("float16", description="how weights, changes and factors travel")
     largest: int = Field(
         LARGEST, ge=1, description="rows of the largest factor that is sent whole; others are sketched"
     )
+
+    def _fitted(self, model: nn.Module, outputs: int, everyone: bool) -> Self:
+        plain = everyone and "average" not in self.model_fields_set
+        return self.model_copy(update={"average": 0.0}) if plain else self
 
     # -- The server --------------------------------------------------------------------------------------------------
 
@@ -99,9 +117,11 @@ class KfacFedAvg(Method):
             known = _means(total_sums(replies, w))
         replies = yield self.question("weights", round, {WEIGHTS: w, **known})
         total, samples = total_sums(replies, w), sum(reply.samples for reply in replies)
-        change = weighted_sum([reply.vector(CHANGE, w) for reply in replies], w.new_ones(len(replies)))
-        new = {WEIGHTS: check_finite(w + change / samples, "the new model")}  # (2)
-        new |= {name: MEMORY * known[name] + (1 - MEMORY) * fresh for name, fresh in _means(total).items()}  # (3)
+        change = weighted_sum([reply.vector(CHANGE, w) for reply in replies], w.new_ones(len(replies))) / samples
+        fresh = _means(total)
+        change = weighed(change, _sums(fresh), _sums(known), self.mixing, inverse=True)
+        new = {WEIGHTS: check_finite(w + change, "the new model")}  # (2)
+        new |= {name: MEMORY * known[name] + (1 - MEMORY) * fresh[name] for name in fresh}  # (3)
         loss = sum(float(reply.take(LOSS)) for reply in replies) / samples
         return Outcome(new, loss, diagnostics={"samples": samples})
 
@@ -118,9 +138,11 @@ class KfacFedAvg(Method):
         arrays[SAMPLES] = torch.tensor(len(client))
         if question.kind == "curvature":
             return Factors.of(task, self.values, arrays)
-        own = {n.removeprefix(_METRIC): question.take(n, None, w) for n in question.arrays if n.startswith(_METRIC)}
-        whole = {SAMPLES: w.new_ones(()), GRADIENT: w.new_zeros(()).expand_as(w)}  # checks the factors against w
-        metric = Metric(Sums(own | whole), self.damping)
+        known = _sums({name: question.take(name, None, w) for name in question.arrays}, w)
+        metric = Metric(known, self.damping)
+        own = _means(Sums(arrays))
+        if own.keys() != {name for name in question.arrays if name.startswith(_METRIC)}:
+            raise MessageError("the metric is of other layers than this network's")
 
         def step(gradient: Tensor, v: Tensor) -> Tensor:
             direction = metric(gradient)
@@ -130,7 +152,7 @@ class KfacFedAvg(Method):
         steps = self.local_epochs * math.ceil(len(client) / self.batch_size)
         trained = train_locally(task, w, client, steps, 1.0, self.batch_size, step)
         check_finite(trained.weights, f"the local model of client {client.id}")
-        arrays[CHANGE] = len(client) * (trained.weights - w)
+        arrays[CHANGE] = len(client) * weighed(trained.weights - w, _sums(own), known, self.mixing)
         arrays[LOSS] = len(client) * check_finite(trained.loss, f"the local loss of client {client.id}").double()
         return LocalSteps.of(task, self.values, arrays)
 
@@ -143,7 +165,40 @@ class KfacFedAvg(Method):
         return {name: array for name, array in sums.arrays.items() if name not in (GRADIENT, SAMPLES)}
 
 
+def weighed(vector: Tensor, means: Sums, metric: Sums, rho: float, inverse: bool = False) -> Tensor:
+    """Each layer's part D [n, m] of a vector [d] as D M, M = A / s + ρ I, or as D M⁻¹. A is the layer's input factor in
+    `means`, s its mean eigenvalue in `metric`, which is of the same layers.
+
+    Columns of no layer, or of a layer whose factor is a sketch, stay as they are: they are averaged. Cost: a product
+    with, or a solution for, a matrix [m, m] for each layer.
+    """
+    out = vector.clone()
+    for own, known in zip(means.layers(), metric.layers(), strict=True):
+        if own.inputs is None or known.inputs is None or own.inputs.form == SKETCH:
+            continue
+        groups, n, _ = own.shape
+        D, least = own.layer.matrices(vector, groups, n), torch.finfo(vector.dtype).tiny
+        if own.inputs.form:  # a diagonal [groups, m]
+            M = (own.inputs.values / known.inputs.values.mean(1, keepdim=True).clamp(min=least) + rho).unsqueeze(1)
+            D = D / M if inverse else D * M
+        else:
+            A = own.inputs.square().double()
+            s = known.inputs.square().diagonal(dim1=1, dim2=2).mean(1).clamp(min=least).view(-1, 1, 1)
+            M = A / s + rho * torch.eye(A.shape[1], dtype=A.dtype, device=A.device)
+            D = (torch.linalg.solve(M, D.mT.to(M)).mT if inverse else D.to(M) @ M).to(D)
+        own.layer.write(out, D)
+    return out
+
+
 def _means(total: Sums) -> State:
     """The factors' means over the samples, as the next state has them."""
     samples = total.arrays[SAMPLES]
     return {_METRIC + name: array / samples for name, array in total.arrays.items() if name != SAMPLES}
+
+
+def _sums(means: Mapping[str, Tensor], w: Tensor | None = None) -> Sums:
+    """Means as sums over one sample; with weights [d], factors are checked against these."""
+    arrays = {n.removeprefix(_METRIC): array for n, array in means.items() if n.startswith(_METRIC)}
+    one = next(iter(arrays.values())).new_ones(()) if arrays else torch.ones(())
+    gradient = {} if w is None else {GRADIENT: w.new_zeros(()).expand_as(w)}
+    return Sums(arrays | {SAMPLES: one} | gradient)
