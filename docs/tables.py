@@ -444,16 +444,12 @@ def _strongest(name: str, recovers: str) -> str:
 
 # (suite, its row, what is said, whether its ratio counts instead of its seconds)
 BENCH = (
-    ("round", "a whole round of 20 clients", "a round, full kernel, messages in bytes", False),
-    ("round", "all dense, full kernel, explicit steps", "the dense path against it", True),
-    ("round", "a whole round, the paper's trace kernel", "a round, the paper's trace kernel", False),
-    ("round", "all dense, trace kernel, explicit steps", "the dense path against it", True),
-    ("round", "2,000 explicit steps, full kernel", "2,000 explicit steps against the flow", True),
     ("kernel", "kernel alone, from the dense Jacobian", "trace kernel of 1,000 samples: dense against factors", True),
     ("kernel", "CNN: the same, dense", "Jacobian and kernel of a CNN: dense against ours", True),
-    ("clients", "Jacobian factors of a client", "a client's Jacobian factors, 200 samples", False),
-    ("clients", "a local epoch of it, one batch of all", "its local epoch, one batch", False),
-    ("clients", "a local epoch in batches of 20", "its local epoch, batches of 20", False),
+    ("methods", "sum-ntk-fl", "a round of 20 clients, sum-ntk-fl", False),
+    ("methods", "ntk-fl", "the same, ntk-fl", False),
+    ("methods", "fedavg", "the same, fedavg, 20 steps with all samples", False),
+    ("start", "ntkfl --help", "ntkfl --help", False),
 )
 
 
@@ -465,6 +461,15 @@ def bench() -> str:
         times = f"{ratio or 0:,.0f}×" if (ratio or 0) >= 100 else f"{ratio or 0:.3g}×"
         lines.append([said, times if by_ratio else seconds_text(seconds)])
     return table(["what", "2 cores"], lines)
+
+
+def costs() -> str:
+    """What a client's sums cost, in gradient passes."""
+    found: dict[str, list[str]] = {}
+    for row in read("bench/cpu.json")["rows"]:
+        if row["suite"] == "clients":
+            found.setdefault(row["what"].rpartition(", ")[0], []).append(f"{row['details']['passes']:.1f}")
+    return table(["network", "10 classes", "100", "1,000"], [[name, *passes] for name, passes in found.items()])
 
 
 def memory() -> str:
@@ -548,7 +553,7 @@ TABLES: dict[str, Callable[[], str]] = {
     make.__name__.replace("_", "-"): make
     for make in (
         readme, headline, table1, paper, tally, findings, ratios, rivals, private, networks, studies, one_label, leaks,
-        bench, memory, jacobians, silos,
+        bench, costs, memory, jacobians, silos,
     )
 }  # fmt: skip
 

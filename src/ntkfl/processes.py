@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
@@ -25,13 +26,20 @@ class Pool:
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Queue `work(*arguments)`. A process that this begins inherits that Ctrl-C, which a terminal sends to all of
-        them, is blocked; here it is held back for a moment, not lost.
+        them, is blocked. Here it is held back for a moment, not lost: another thread may be given it, and would end
+        this one in the middle of beginning a process.
         """
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        before, heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}), list[int]()
+        main = threading.current_thread() is threading.main_thread()  # no other thread may have handlers
+        handler = signal.signal(signal.SIGINT, lambda number, _: heard.append(number)) if main else None
         try:
             return self._pool.submit(work, *arguments)
         finally:
+            if main:
+                signal.signal(signal.SIGINT, handler)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            if heard:
+                signal.raise_signal(signal.SIGINT)
 
     def close(self, at_once: bool = False) -> None:
         """Wait for what was submitted, or end it in the middle: for work that may be killed at any time."""

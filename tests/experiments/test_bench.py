@@ -11,23 +11,13 @@ from ntkfl_experiments.bench import SUITES, Setting
 from ntkfl_experiments.bench.any_network import INITIALISATIONS, NETWORKS, SEEDS, play
 from ntkfl_experiments.bench.libraries import NETWORKS as BENCHED
 from ntkfl_experiments.bench.libraries import PRODUCTS, TASKS, jacobians, network
-from ntkfl_experiments.bench.round import round as round_suite
 
 from tests.fork_server import run
 
 LIBRARIES = {"BackPACK": "backpack", "curvlinops": "curvlinops", "neural-tangents": "neural_tangents", "JAX": "jax"}
 
 
-def test_a_round_is_what_the_dense_way_computes() -> None:
-    rows = round_suite(Setting(quick=True))
-    explicit = next(row for row in rows if "explicit steps" in row.what)
-    assert explicit.details.keys() == {"difference at t = 500", "difference at t = 600"}
-    assert max(explicit.details.values()) < 0.01
-    dense = [row for row in rows if row.what.startswith("all dense")]
-    assert [row.difference is not None and row.difference < 1e-4 for row in dense] == [True, True]
-
-
-@pytest.mark.parametrize("suite", [name for name in SUITES if name not in ("jacobians", "round")])
+@pytest.mark.parametrize("suite", [name for name in SUITES if name != "jacobians"])
 def test_the_command_writes_what_a_suite_found(suite: str, tmp_path: Path) -> None:
     done = run("-m", "ntkfl", "bench", suite, "--quick", "--json", tmp_path / "bench.json")
     assert done.returncode == 0, done.stderr

@@ -122,7 +122,7 @@ def test_what_is_missing_is_said_in_a_line(tmp_path: Path, caplog: pytest.LogCap
     context = Context(1, 1, {}, RecordDict(), {})
     with pytest.raises(ConfigError, match="ntkfl-folder"):
         Shuffler.from_config(context)
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match="no role's folder"):
         Shuffler(tmp_path)
     with federation(tmp_path, CLIENTS + 1) as made:
         assert not run(made, grid_of(made), 1).train_metrics_clientapp

@@ -5,7 +5,6 @@ from ntkfl_experiments.bench.kernel import kernel
 from ntkfl_experiments.bench.libraries import jacobians
 from ntkfl_experiments.bench.memory import memory
 from ntkfl_experiments.bench.methods import methods
-from ntkfl_experiments.bench.round import round
 from ntkfl_experiments.bench.start import start
 from ntkfl_experiments.bench.timing import BenchRow, Setting, Suite
 
@@ -13,7 +12,6 @@ from ntkfl_experiments.bench.timing import BenchRow, Setting, Suite
 SUITES: dict[str, Suite] = {
     "kernel": kernel,
     "jacobians": jacobians,
-    "round": round,
     "methods": methods,
     "clients": clients,
     "memory": memory,

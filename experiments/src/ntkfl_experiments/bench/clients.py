@@ -1,51 +1,53 @@
-"""A client's work: its Jacobian in factors, beside local training."""
+"""What a client's sums of gradient and curvature cost, in gradient passes over the same samples."""
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from ntkfl.models import mlp
-from ntkfl.tangent import jacobian, plan_jacobian
-from ntkfl_experiments.bench.timing import BenchRow, Setting, fashion, race, synthetic
+from ntkfl import models
+from ntkfl.tangent import curvature_sums, plan_jacobian
+from ntkfl.tangent.losses import targets
+from ntkfl_experiments.bench.timing import BenchRow, Setting, race
+from ntkfl_experiments.rivals.models import lenet
 
-_LR = 0.1
-_BATCH = 20
+_BATCH = 200
+_Build = Callable[[tuple[int, ...], int], nn.Module]
+# By name: how a network is built for so many classes, the shape of a sample, and how many samples a client has.
+NETWORKS: dict[str, tuple[_Build, tuple[int, ...], int]] = {
+    "perceptron": (lambda shape, classes: models.mlp(784, 100, classes), (784,), 2000),
+    "LeNet": (lenet, (3, 32, 32), 1000),
+    "CNN": (models.cnn, (1, 28, 28), 1000),
+    "ResNet, GroupNorm": (models.resnet, (3, 32, 32), 200),
+    "transformer": (models.transformer, (28, 28), 500),
+}
+CLASSES = (10, 100, 1000)
 
 
 def clients(setting: Setting) -> list[BenchRow]:
-    """A client's Jacobian, and a local epoch beside it."""
-    n, side, hidden = (12, 14, 16) if setting.quick else (200, 28, 100)
-    x, y = synthetic(n, side) if setting.quick else fashion(n)[:2]
-    x, y = x.to(setting.device), y.to(setting.device)
+    """A client's sums of gradient and curvature, with one random vector a sample (`fisher = "mc"`)."""
+    return [_row(name, classes, setting) for name in NETWORKS for classes in CLASSES[: 1 if setting.quick else 3]]
+
+
+def _row(name: str, classes: int, setting: Setting) -> BenchRow:
+    build, shape, samples = NETWORKS[name]
+    count = 4 if setting.quick else samples
     torch.manual_seed(0)
-    model = mlp(side * side, hidden, 10).to(setting.device)
-    plan = plan_jacobian(model, x)
-    timed = race(
-        {
-            "factors": lambda: jacobian(model, x, plan=plan),
-            "step": lambda: _epoch(model, x, y, n),
-            "epoch": lambda: _epoch(model, x, y, _BATCH),
-        },
-        turns=7,
-        setting=setting,
+    model = build(shape, classes).to(setting.device)
+    x, y = torch.randn(count, *shape, device=setting.device), torch.randint(classes, (count,), device=setting.device)
+    Y, plan = targets(y, classes, "ce"), plan_jacobian(model, x[:2])
+
+    def gradient() -> None:
+        for inputs, labels in zip(torch.split(x, _BATCH), torch.split(y, _BATCH), strict=True):
+            model.zero_grad()
+            F.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+
+    sums = race(
+        {"sums": lambda: curvature_sums(model, x, Y, "ce", plan, fisher="mc"), "gradient": gradient}, 5, setting
     )
-    factors, step, epoch = (timing.seconds for timing in timed.values())
-    return [
-        BenchRow("Jacobian factors of a client", factors, 1.0, note=f"{n} samples, {side * side}-{hidden}-10"),
-        BenchRow("a local epoch of it, one batch of all", step, step / factors),
-        BenchRow(f"a local epoch in batches of {_BATCH}", epoch, epoch / factors),
-    ]
-
-
-def _epoch(model: nn.Module, x: Tensor, y: Tensor, batch: int) -> None:
-    """Local training as it is usually written, on a copy of the network."""
-    net = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(net.parameters(), lr=_LR)
-    for inputs, labels in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
-        optimizer.zero_grad()
-        F.cross_entropy(net(inputs), labels).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+    passes = sums["sums"].seconds / sums["gradient"].seconds
+    note = f"{passes:.2f} gradient passes, {count} samples"
+    return BenchRow(f"{name}, {classes} classes", sums["sums"].seconds, note=note, details={"passes": passes})

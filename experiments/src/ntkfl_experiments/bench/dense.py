@@ -52,21 +52,3 @@ class DenseWay:
         for part in rows:
             total.addmm_(part, part.T)
         return total.div_(self.outputs) if which == "trace" else total
-
-    def changes(self, residuals: Tensor, lr: float) -> Tensor:
-        """(η/N) Jᵀ R for residuals [S, N, d2]: [S, d]."""
-        flat = residuals.flatten(1)
-        parts = [flat @ part.flatten(2).flatten(0, 1) for part in self.store.values()]
-        return torch.cat(parts, dim=1).mul_(lr / len(self.x))
-
-
-def explicit_steps(H: Tensor, f0: Tensor, Y: Tensor, lr: float, steps: tuple[int, ...]) -> Tensor:
-    """Gradient descent on cross-entropy along H ([N, N] or [N·d2, N·d2]): residuals up to each step, [S, N, d2]."""
-    f, total, out = f0, torch.zeros_like(f0), []
-    for step in range(1, steps[-1] + 1):
-        r = Y - f.softmax(dim=1)
-        total = total + r
-        f = f + (lr / len(f0)) * (H @ r.view(len(H), -1)).view(f.shape)
-        if step in steps:
-            out.append(total)
-    return torch.stack(out)

@@ -15,6 +15,7 @@ from ntkfl.methods.averaging.fedavg import FedAvg
 from ntkfl.methods.base import Round
 from ntkfl.methods.task import State, Task, check_finite
 
+BETA1 = 0.9  # memory of the mean update
 BETA2 = 0.99  # memory of the squared update
 TAU = 1e-3  # τ, how adaptive: the smaller, the more
 
@@ -30,7 +31,6 @@ class FedAdam(FedAvg):
     paper = "Reddi et al. 2021"
 
     server_lr: float = Field(0.01, gt=0, description="the server's learning rate")
-    beta1: float = Field(0.9, ge=0, lt=1, description="β₁, memory of the mean update")
 
     def start(self, task: Task, weights: Tensor) -> State:
         """With the moments m and v [d]."""
@@ -47,7 +47,7 @@ class FedAdam(FedAvg):
         p = self.shares(task, replies)
         delta = w - self.combined(task, replies, p, "weights", w)
 
-        m = self.beta1 * state["m"] + (1 - self.beta1) * delta
+        m = BETA1 * state["m"] + (1 - BETA1) * delta
         v = BETA2 * state["v"] + (1 - BETA2) * delta**2
         check_finite(v, "the mean of squared updates")  # an infinite v would hold every later step at zero
         new = w - self.server_lr * m / (v.sqrt() + TAU)

@@ -177,7 +177,7 @@ def noise_advice(method: Method, task: Task, samples: float, cohort: int, rounds
     d, m = task.like.numel(), method.momentum
     k = method.widths(task, {GRADIENT: d, SAMPLES: 1})[GRADIENT] * math.sqrt(d * cohort) / (GRAINS * samples)
     drift = method.lr * k * math.hypot(*((1 - m**j) / (1 - m) for j in range(1, rounds + 1)))
-    if (times := drift / float(task.like.norm())) <= 1:
+    if not (size := float(task.like.norm())) or (times := drift / size) <= 1:  # a head may begin at zero
         return []
     return [
         f"the noise alone moves the weights by {times:.2g} times their norm: take more records, fewer rounds, a larger "
