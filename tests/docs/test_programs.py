@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import statistics
+from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -37,6 +40,53 @@ def test_a_table_is_as_its_results_say(name: str) -> None:
 def test_every_table_stands_somewhere() -> None:
     used = {name for file in TABLES.FILES for _, name, _ in TABLES.BLOCK.findall((ROOT / file).read_text())}
     assert used == set(TABLES.TABLES)
+
+
+def hits(row: Any, target: float) -> float:
+    return statistics.mean(TABLES.first_hits(row["accuracy"], target))
+
+
+def percent(row: Any, round: int) -> float:
+    return float(TABLES.accuracy(row, round)[0])
+
+
+# Numbers in sentences: the page, what stands there, and what the results say.
+SENTENCES: list[tuple[str, str, Callable[[], list[float]]]] = [
+    (
+        "README.md",
+        r"seven rounds where FedAvg takes (\d+)",
+        lambda: [hits(TABLES.rows_of("headline")["FedAvg"], 0.85)],
+    ),
+    (
+        "README.md",
+        r"FedAvg's 40-round accuracy after (\d+) rounds",
+        lambda: [hits(TABLES.silo_rows("ten")["K-FAC FedAvg"], percent(TABLES.silo_rows("ten")["FedAvg"], 40) / 100)],
+    ),
+    (
+        "docs/methods.md",
+        r"after (\d+) rounds with ten clients, after (\d+) instead of (\d+) with a hundred",
+        lambda: [
+            hits(rows[name], percent(rows["FedAvg"], 40) / 100)
+            for rows, name in (
+                (TABLES.silo_rows("ten"), "K-FAC FedAvg"),
+                (TABLES.silo_rows("hundred"), "K-FAC FedAvg"),
+                (TABLES.silo_rows("hundred"), "FedAvg"),
+            )
+        ],
+    ),
+    (
+        "docs/methods.md",
+        r"has (\d+\.\d), (\d+\.\d) and (\d+\.\d) % after 10, 20 and 40 rounds",
+        lambda: [percent(TABLES.rows_of("silos/resnet")["K-FAC FedAvg"], r) for r in (10, 20, 40)],
+    ),
+]
+
+
+@pytest.mark.parametrize(("page", "sentence", "measured"), SENTENCES)
+def test_a_sentence_says_what_was_measured(page: str, sentence: str, measured: Callable[[], list[float]]) -> None:
+    (found,) = re.finditer(sentence, (ROOT / page).read_text())
+    digits = max(len(number.partition(".")[2]) for number in found.groups())
+    assert [float(number) for number in found.groups()] == [round(value, digits) for value in measured()]
 
 
 def test_bounds_of_options_are_those_that_are_checked() -> None:
