@@ -80,7 +80,7 @@ MISTAKES: dict[str, list[Mistake]] = {
                 ("option 'values' must be 'float32' or '8bit', not 'float8'",)),
         Mistake(f"ntkfl train {DIGITS} --method ntk-fl --set choose=validation", ("needs held-out clients",)),
         Mistake(f"ntkfl train {DIGITS} --device gpu", ("no device 'gpu'", "there is cpu")),
-        Mistake(f"ntkfl train {DIGITS} --method fedavg --private", ("not fedavg", "leave --method out")),
+        Mistake(f"ntkfl train {DIGITS} --method fedavg --private", ("not fedavg", "add --method private-sums")),
         Mistake(f"ntkfl train {DIGITS} --method ntk-fl --secure-sum", ("ntk-fl", "secure_sum", "leave it out")),
         Mistake(f"ntkfl train {DIGITS} --out runs", ("runs is not empty", "choose another folder")),
         Mistake(f"ntkfl train {DIGITS} --method fedavg --set lr=1e30", ("diverged", "take shorter steps (lr")),

@@ -46,7 +46,7 @@ def test_end_to_end_and_cached(tmp_path: Path) -> None:
     about, _, *table = (tmp_path / "out/table.md").read_text().splitlines()
     assert about.startswith("digits, 30 clients (Dirichlet α = 0.1), 4 per round, mlp with 12 hidden units")
     assert about.endswith("seeds 0, 1 (± is the sample standard deviation over them).")
-    for note in ("- FedAvg less NTK-FL: ", "- FedAvg, accuracy on held-out clients: lr 0."):
+    for note in ("- FedAvg − NTK-FL: ", "- FedAvg, accuracy on held-out clients over the last third of rounds: lr 0."):
         assert any(line.startswith(note) for line in table)
     tex = (tmp_path / "out/table.tex").read_text()
     assert r"rounds to 30\% & MiB up + down to 30\% &" in tex
@@ -123,7 +123,7 @@ def test_differences_are_paired_by_seed_with_students_interval(tmp_path: Path) -
     first, second = ([[a] for a in accuracies] for accuracies in ([0.5, 0.6, 0.7], [0.52, 0.64, 0.76]))
     row = summarise(comparison, "NTK-FL", {}, [[], [], []])
     a, b = (replace(row, label=label, accuracy=own, failed=[""] * 3) for label, own in (("a", first), ("b", second)))
-    assert differences([a, b]) == ["b less a: +4.0 points (95 % t-interval -1.0 to +9.0, 3 seeds)"]
+    assert differences([a, b]) == ["b − a: +4.0 points of final accuracy (95 % t-interval -1.0 to +9.0, 3 seeds)"]
     assert differences([a, replace(b, failed=["", "x", "x"])]) == []
 
 

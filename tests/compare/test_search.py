@@ -39,21 +39,24 @@ def test_every_point_of_a_grid_has_its_score(tmp_path: Path) -> None:
     points = {tuple(p["setting"].values()): (p["rounds"], p["score"]) for p in chosen["FedAvg"].dump()["scores"]}
     assert points == {(0.3, 4): (2, 0.75), (0.1, 4): (1, 0.5), (0.1, 2): (1, 0.25), (0.3, 2): (1, None)}
     (line,) = score_lines(chosen)
-    assert line.startswith("FedAvg, accuracy on held-out clients: lr 0.3, local_steps 4: 75.0 % (2 rounds); ")
+    assert line.startswith(
+        "FedAvg, accuracy on held-out clients over the last third of rounds: lr 0.3, local_steps 4: 75.0 % (2 rounds); "
+    )
     assert line.endswith("lr 0.3, local_steps 2: failed (1 round)")
 
 
 def test_a_search_is_among_honest_clients(tmp_path: Path) -> None:
     entry = {"label": "m", "method": "fedavg", "grid": {"lr": [0.1, 0.3]}, "byzantine": {"kind": "sign-flip"}}
-    comparison = Comparison(name="a", methods=[entry], search={"hold_out": 3, "rounds": [1]})
+    data = {"dataset": "digits", "clients": 8, "alpha": 1.0}
+    comparison = Comparison(name="a", methods=[entry], data=data, search={"hold_out": 3, "rounds": [1]})
     seen: list[object] = []
 
     def run(cells: list[Cell]) -> None:
-        seen.extend(cell.config.byzantine for cell in cells)
+        seen.extend((cell.config.byzantine, cell.config.clients_per_round) for cell in cells)
         FakeRuns(lambda m: m["lr"])(cells)
 
     search(comparison, tmp_path / "s", run)  # type: ignore[arg-type]
-    assert seen == [None, None]
+    assert seen == [(None, 5), (None, 5)]  # honest, and none but the clients that are left
     assert comparison.run(comparison.methods[0], 0, {"lr": 0.1}).byzantine is not None
 
 

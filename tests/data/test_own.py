@@ -176,7 +176,10 @@ def test_clients_and_test_set_are_those_of_the_arrays(name: str) -> None:
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        (Items([{"image": 1, "label": 2}]), r"client 0: batch 0 is a dict; every item must be a pair \(x, y\)"),
+        (
+            Items([{"image": 1, "label": 2}]),
+            r"client 0: batch 0 is a dict of image, label; every item must be a pair \(x, y\)",
+        ),
         (DataLoader(TensorDataset(XS), batch_size=5), "client 0: batch 0 is a list; every item must be a pair"),
         (Items([(XS[0], 1), (XS[0, :2], 1)]), "client 0 cannot be read as batches .*: .*equal size"),
         (Items([(XS[0], "cat")]), "client 0: y must hold numbers"),

@@ -180,7 +180,7 @@ X = torch.randn(9, 6)
         (perceptron, Pairs(samples()[0], _dictionary), "DataError.*this client's data: batch 0 is a dict"),
         (network(9, 3), samples()[3], "ModelError.*the model is not the server's"),
         (network(8, 4), samples()[3], "ModelError.*the model is not the server's"),
-        (network(8, 3, nn.Flatten(0)), samples()[3], "ModelError.*the model must give one row"),
+        (network(8, 3, nn.Flatten(0)), samples()[3], "ModelError.*the model must give a tensor with one row"),
     ],
 )
 def test_data_and_networks_that_do_not_fit_are_refused_by_their_client_and_the_round_goes_on(

@@ -126,4 +126,4 @@ def test_what_is_missing_is_said_in_a_line(tmp_path: Path, caplog: pytest.LogCap
         Shuffler(tmp_path)
     with federation(tmp_path, CLIENTS + 1) as made:
         assert not run(made, grid_of(made), 1).train_metrics_clientapp
-        assert "asks 4 clients, and Flower sampled 3" in caplog.text
+        assert "has 4 clients per round, and Flower sampled 3: start 4, and give" in caplog.text

@@ -69,7 +69,7 @@ def verdicts(capture: Capture, findings: Sequence[Finding]) -> dict[str, str]:
             if f.role == role and (f.recovers not in most or f.success > most[f.recovers].success):
                 most[f.recovers] = f
         parts = [
-            f"{_amount(f.success)} of {f.recovers} ({f.attack}: {f.measure} {f.mean:.2f}, a guess {f.guess:.2f})"
+            f"{_amount(f)} of {f.recovers} ({f.attack}: {f.measure} {f.mean:.2f}, a guess {f.guess:.2f})"
             for f in most.values()
         ]
         besides = "besides what the aggregator does, " if "+" in role else ""
@@ -77,8 +77,9 @@ def verdicts(capture: Capture, findings: Sequence[Finding]) -> dict[str, str]:
     return lines
 
 
-def _amount(share: float) -> str:
+def _amount(finding: Finding) -> str:
     """How much of it, in words."""
+    share = 0.0 if abs(finding.mean - finding.guess) < 0.02 else finding.success  # where a guess knows nearly all
     if share < 0.1:
         return "next to nothing"
     return "a part" if share < 0.5 else "much" if share < 0.9 else "nearly all"

@@ -109,7 +109,7 @@ def private_settings(given: dict[str, Any]) -> dict[str, Any]:
     data, method, own = given.get("data", {}), dict(given.get("method", {})), dict(given.get("privacy", {}))
     name = method["name"] = private_name(method.get("name"))
     for void, why in (
-        (name not in PRIVATE, f"trains with {' or '.join(PRIVATE)}, not {name}: leave --method out or say one of them"),
+        (name not in PRIVATE, f"trains with {' or '.join(PRIVATE)}, not {name}: add --method {PRIVATE[0]}"),
         (own.get("secure_sum") is False, "sums replies under masks: leave secure_sum as it is"),
         (own.get("epsilon", 3.0) in (None, NONE), "needs an epsilon"),
         (own.get("shuffle"), "sums replies under masks, and there are no rows to shuffle: leave shuffle out"),

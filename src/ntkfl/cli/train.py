@@ -127,7 +127,7 @@ def train(
             display.show(record, timing)
 
     listener = SimpleNamespace(on_start=display.note, on_round=on_round)
-    with stoppable(lambda: _stopped(out, bool(run_config.code))):
+    with stoppable(lambda: _stopped(out, run_config)):
         run = execute(run_config, out=out, resume=resume, device=device, callbacks=[listener])
     if not as_json:
         display.summary(run.history, run.timings, out)
@@ -169,23 +169,30 @@ def _config(base: dict[str, Any], flags: Mapping[str, Any], assigned: Sequence[s
 def _notes(config: RunConfig) -> list[str]:
     """What is trained on what, with every option that differs from its default, and what clients show of inputs."""
     from ntkfl.compare.captions import caption
+    from ntkfl.data.files import is_own
     from ntkfl.methods.base import kinds_of
 
     method = config.built_method
     model = config.model.suited(method).model_dump(mode="json")
-    config = config if config.data.own else config.with_cohort(config.data.clients)
-    lines = [caption(config.model_dump(mode="json") | {"model": model})]
+    uncounted = config.data.own or is_own(config.data.dataset)  # until the data are read
+    cohort: int | str = config.with_cohort(config.data.clients).clients_per_round
+    if uncounted and "clients_per_round" not in config.model_fields_set:
+        cohort = f"up to {config.clients_per_round}"
+    lines = [caption(config.model_dump(mode="json") | {"model": model, "clients_per_round": cohort})]
     if "rows" in kinds_of(method) and config.settled[0].projected_dim is None:
         lines.append(f"{config.method['name']} sends rows that contain the inputs: for people's data see --private")
     return lines
 
 
-def _stopped(out: Path | None, code: bool) -> str:
+def _stopped(out: Path | None, config: RunConfig) -> str:
     """The line of an interrupted run: what is kept, and how to go on."""
     if out is None:
         return "stopped; nothing was kept, as no --out was given"
     from ntkfl.federation.run_folder import RunFolder
     from ntkfl.progress import plural
 
-    done, allowed = plural(len(RunFolder(out).records()), "whole round"), " --allow-code" * code
-    return f"stopped after {done}; continue with: ntkfl train --resume --out {out}{allowed}"
+    folder = RunFolder(out)
+    done, allowed = len(folder.records()), " --allow-code" * bool(config.code)
+    if lost := max(0, folder.attempts - done):  # it drew noise, which counts: ε is for so many rounds fewer
+        allowed += f" --rounds {config.rounds - lost}  (a round that was interrupted counts for ε)"
+    return f"stopped after {plural(done, 'whole round')}; continue with: ntkfl train --resume --out {out}{allowed}"

@@ -207,7 +207,7 @@ def differences(rows: Sequence[Row]) -> list[str]:
         mean, t = statistics.fmean(pairs), _T95[min(len(pairs), len(_T95)) - 2]
         half = t * statistics.stdev(pairs) / math.sqrt(len(pairs))
         interval = f"95 % t-interval {mean - half:+.1f} to {mean + half:+.1f}, {len(pairs)} seeds"
-        lines.append(f"{row.label} less {rows[0].label}: {mean:+.1f} points ({interval})")
+        lines.append(f"{row.label} − {rows[0].label}: {mean:+.1f} points of final accuracy ({interval})")
     return lines
 
 
@@ -232,7 +232,11 @@ def score_lines(searches: Searches) -> list[str]:
             f"{in_words(point)}: {'failed' if score is None else percent(score)} ({plural(rounds, 'round')})"
             for point, (rounds, score) in found.scores.items()
         ]
-        lines += [f"{label}, accuracy on held-out clients: {'; '.join(points)}"] if points else []
+        lines += (
+            [f"{label}, accuracy on held-out clients over the last third of rounds: {'; '.join(points)}"]
+            if points
+            else []
+        )
     return lines
 
 

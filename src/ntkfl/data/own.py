@@ -118,9 +118,10 @@ def _batches(who: str, source: TorchData, pair: Pair | None) -> tuple[Tensor, Te
         for batch in source:
             found = batch if pair is None else pair(batch)
             if not isinstance(found, tuple | list) or len(found) != 2:
+                keys = f" of {', '.join(map(str, found))}" if isinstance(found, Mapping) else ""
                 raise DataError(
-                    f"{who}: batch {len(xs)} is a {type(found).__name__}; every item must be a pair (x, y): wrap the "
-                    "dataset in one whose items are (docs/data.md has an example)"
+                    f"{who}: batch {len(xs)} is a {type(found).__name__}{keys}; every item must be a pair (x, y): wrap "
+                    "the dataset in one whose items are (docs/data.md), or with Flower give reply(…, batch=lambda b: …)"
                 )
             x, y = (_numbers(who, part, value) for part, value in zip("xy", found, strict=True))
             if x.ndim == 0 or x.shape[:1] != y.shape[:1]:

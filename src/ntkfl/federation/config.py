@@ -35,7 +35,7 @@ from ntkfl.version import __version__
 
 DEFAULT_METHOD = "sum-ntk-fl"
 # What a run's config.toml says besides its settings.
-NOTED = ("ntkfl", "shape", "promises", "names", "standardization", "constant")
+NOTED = ("ntkfl", "shape", "promises", "names", "standardization", "constant", "fingerprint")
 
 
 class DataConfig(Options, title="[data]"):

@@ -126,6 +126,12 @@ class Limits(Options, title="[privacy]"):
     delta: float = Field(1e-6, gt=0, lt=1, description="of each run")
     noise_clients: int = Field(1, ge=1, description="of secure sums: clients whose noise counts, this one among them")
 
+    def model_post_init(self, _: object) -> None:
+        if self.epsilon_per_run > self.epsilon_per_year:
+            raise ConfigError(
+                f"epsilon_per_run is above epsilon_per_year = {self.epsilon_per_year:g}: no run could use it"
+            )
+
 
 class Policy(Options, title="a policy"):
     """policy.toml: what may leave a site."""
@@ -162,7 +168,10 @@ class Policy(Options, title="a policy"):
         if name not in self.methods and not {*agreed.kinds} <= {*self.methods}:
             raise _refused(f"{name} {sends}, and the policy allows {', '.join(self.methods)}")
         if terms.min_clients < self.min_clients:
-            raise _refused(f"rounds of {terms.min_clients} clients, and the policy asks for {self.min_clients}")
+            raise _refused(
+                f"the run promises rounds of {terms.min_clients} clients or more (min_train_nodes of its Strategy), "
+                f"and the policy asks for {self.min_clients}"
+            )
         if self.secure_sum == "required" and not privacy.secure_sum:
             raise _refused(f"{name} comes without secure sums, which the policy requires")
         if self.shuffler and (privacy.secure_sum or privacy.shuffle) and terms.shuffler != self.shuffler:
@@ -246,7 +255,13 @@ class Site:
             raise _refused(f"the terms leave settings of {method.name} out, or call it by another name")
         sealed = privacy.secure_sum or privacy.shuffle
         if terms.shuffler != shuffler or (sealed and not shuffler and not self.simulated):
-            raise _refused(f"replies go through {shuffler or 'no shuffler'}; terms: {terms.shuffler or 'none'}")
+            why = f"replies go through {shuffler}, and the run's terms say {terms.shuffler or 'none'}"
+            if not shuffler:
+                through = "through=ntkfl.flower.Shuffler.from_config(context)"
+                why = (
+                    f"this run's replies go through a shuffler, and there is no shuffler here: give reply(…, {through})"
+                )
+            raise _refused(why)
         if seeded and noisy(privacy) and not self.simulated:
             raise _refused("noise that follows from a seed hides nothing: leave seed out of reply(…)")
         self.policy.check(terms, agreed)

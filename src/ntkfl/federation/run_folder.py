@@ -118,9 +118,11 @@ class RunFolder:
     def _check_config(self, config: Mapping[str, Any]) -> None:
         """Refuse to continue a run under other settings; more rounds are welcome."""
         there = self.config()
-        difference = _difference(there, _plain(config), ignore=_MAY_DIFFER)
+        difference = _difference(there, _plain(config), ignore=(*_MAY_DIFFER, "fingerprint"))
         if not difference and names_in(there, "features") != names_in(config, "features"):
             difference = "the data's features, or their order, differ"
+        if not difference and there.get("fingerprint") != config.get("fingerprint"):
+            difference = "the data are not those that its rounds were trained on"
         if difference.startswith("model.start "):
             difference = "the model's initial weights differ (make the model as at first, from the same seed)"
         if difference:

@@ -32,7 +32,10 @@ from ntkfl.tangent.parameters import eager, load_flat
 from ntkfl.wire import Message
 
 OnRound = Callable[[Record, Record], None]
-ADVICE = "take shorter steps (lr, local_steps, time or mu); inputs should be near mean 0 and deviation 1"
+ADVICE = (
+    "inputs should be near mean 0 and deviation 1 (ntkfl train --standardize); if they are, take shorter steps (lr, "
+    "local_steps, time, mu or kl, as the method has them)"
+)
 
 
 class Score(NamedTuple):

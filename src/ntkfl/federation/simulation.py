@@ -188,7 +188,7 @@ class Simulation:
         if privacy.epsilon is not None and not data.classes_declared:
             raise ConfigError(
                 "differential privacy needs the classes to be declared: collected from the labels, they tell which "
-                'labels occur; give them as classes = ["a", "b"] under [data] (in Python: from_file(…, classes=…))'
+                'labels occur; give them as --set \'data.classes=["a", "b"]\' (in Python: from_file(…, classes=…))'
             )
         if method.loss == "ce" and data.classes is None:
             raise ConfigError("loss 'ce' needs class labels, but the targets are real-valued: use loss 'mse'")
@@ -298,6 +298,8 @@ class Simulation:
         optional = {
             "byzantine": self.byzantine and self.byzantine.model_dump(mode="json"),
             "constant": self.server.constant,
+            # A run goes on with the data that it began with; those of the catalog have checksums of their own.
+            "fingerprint": settings is not None and exact and data.name not in NAMES and self.all_data.fingerprint(),
             "names": {kind: listed for kind, listed in names.items() if listed},
             # The trained model needs it for whatever inputs come later.
             "standardization": data.standardization
@@ -349,6 +351,8 @@ class Simulation:
             )
         drawn = records / len(self.data) * self.clients_per_round
         lines += noise_advice(method, self.task, drawn, self.clients_per_round, rounds)
+        if (privacy.epsilon or 0) > 10:
+            lines.append(f"epsilon = {privacy.epsilon:g} promises next to nothing: 10 or less is usual")
         if privacy.epsilon and privacy.delta * records >= 1:
             lines.append(
                 f"delta = {privacy.delta:g} allows publishing one record of the {records} there are: "

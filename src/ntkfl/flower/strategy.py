@@ -29,7 +29,7 @@ from ntkfl.federation.transport import Traffic, Transport
 from ntkfl.flower.messages import content, digest, needs_shuffler, note
 from ntkfl.flower.transport import FlowerTransport, fail, why
 from ntkfl.methods import Method, Robust, Task
-from ntkfl.methods.base import fitted, settle
+from ntkfl.methods.base import adds_noise, fitted, settle
 from ntkfl.models.backbone import outputs_of
 from ntkfl.privacy.settings import Privacy
 from ntkfl.tangent.parameters import eager, flatten, full_precision
@@ -81,6 +81,11 @@ class Strategy(FedAvg):
         self.privacy, self.robust = settle(method, privacy, robust)
         if needs_shuffler(self.privacy) and through is None:
             raise ConfigError(f"{method.name} with these settings needs a shuffler: give Strategy(…, through=…)")
+        if through is not None and not needs_shuffler(self.privacy):
+            raise ConfigError(
+                f"through= is a shuffler, and {method.name} with these settings sends nothing through one: give "
+                "privacy=ntkfl.methods.Privacy(secure_sum=True), so that the server sees totals alone, or leave it out"
+            )
         with eager(model) as own:
             self.model = copy.deepcopy(own)
         self.method, self.through = method, through
@@ -165,8 +170,12 @@ class Strategy(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Flower's own, but in rounds that the checkpoint holds."""
-        return [] if server_round <= self._done else super().configure_evaluate(server_round, arrays, config, grid)
+        """Flower's own, but in rounds that the checkpoint holds, and where clients add noise: what they measure on
+        their data would leave without any.
+        """
+        if server_round <= self._done or adds_noise(self.method):
+            return []
+        return super().configure_evaluate(server_round, arrays, config, grid)
 
     def arrays(self) -> ArrayRecord:
         """The reported model's state dict."""

@@ -136,7 +136,8 @@ def outputs_of(model: nn.Module, x: Tensor) -> int:
     finally:
         model.train(was)
     if not isinstance(f, Tensor) or f.ndim != 2 or len(f) != len(x):
-        raise ModelError(f"the model must give one row of outputs a sample, not {list(getattr(f, 'shape', []))}")
+        given = list(f.shape) if isinstance(f, Tensor) else f"a {type(f).__name__}"
+        raise ModelError(f"the model must give a tensor with one row of outputs a sample, not {given}")
     return f.shape[1]
 
 

@@ -85,6 +85,8 @@ def jacobian(
         _keep_freed_memory()
     with eager(model) as model, differentiable(model):
         own = Pass(model, x, _values(model, params or {}), create_graph, contract)
+        if create_graph and not (x.requires_grad or any(value.requires_grad for value in own.values.values())):
+            raise ModelError("create_graph=True needs params, or x, with requires_grad: nothing else gets a gradient")
         if plan is not None:
             plan.check(model)
         try:
