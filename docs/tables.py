@@ -17,7 +17,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from ntkfl_experiments.paper import ITEMS
-from ntkfl_experiments.paper.curves import times_fewer
 from ntkfl_experiments.paper.item import Verdict
 
 ROOT = Path(__file__).parent.parent
@@ -131,34 +130,6 @@ def _spread(row: Row) -> str:
     there = arrived(hits)
     text = f"{statistics.mean(there):.1f} ± {statistics.stdev(there):.1f}"
     return text if len(there) == len(hits) else f"{text} ({len(there)} of {len(hits)} seeds)"
-
-
-# The setting in words, its file, whether averaged weights count, the target, the fast one's label and name, the slow
-# ones' labels.
-RATIOS = (
-    ("Fashion-MNIST", "rivals", True, 0.85, "NTK-FL from sums", "from sums", ("FedPM", "FedAdam", "FedAvg")),
-    ("Fashion-MNIST", "rivals", False, 0.85, "NTK-FL (paper)", "paper's", ("FedPM", "FedAvg")),
-    ("CNN", "architectures/cnn", True, 0.84, "NTK-FL", "from rows", ("FedAvg, averaged",)),
-    ("GRU", "architectures/gru", True, 0.90, "NTK-FL", "from rows", ("FedAvg, averaged",)),
-)
-
-
-def ratios() -> str:
-    """How many times fewer rounds, first hit against first hit, seed by seed."""
-    lines = []
-    for setting, name, averaged, target, fast, called, slow in RATIOS:
-        rows, curves = rows_of(name), "accuracy" if averaged else "last_accuracy"
-        hits = first_hits(rows[fast][curves], target)
-        for label in slow:
-            others = first_hits(rows[label][curves], target)
-            found = times_fewer(others, hits)
-            said = "not in every seed"
-            if found is not None:
-                said = unbroken(f"**{found[0]:.1f}** ({found[1]:.1f} to {found[2]:.1f})")
-            cells = [rounds_text(hits, rows[fast]["length"]), rounds_text(others, rows[label]["length"]), said]
-            of = f"{setting}, {'averaged' if averaged else 'own weights'}, {100 * target:.0f} %"
-            lines.append([of, called, label.removesuffix(", averaged"), *cells])
-    return table(["setting", "NTK-FL", "against", "its rounds", "theirs", "times fewer (by seed)"], lines)
 
 
 # Comparisons.
@@ -284,27 +255,6 @@ def studies() -> str:
     fifth = statistics.mean(run["accuracy"][4] for run in runs)
     lines.insert(3, ["partitions of NTK-DFL", "85 %", hits, f"{100 * fifth:.1f}", "", ""])
     return table(["changed", "target", "rounds", "% at round 5", "10", "20"], lines)
-
-
-# (name, its file, what Flower's baseline `niid_bench` publishes after 50 rounds)
-ONE_LABEL = (
-    ("Fashion-MNIST", "niid-bench", {"FedAvg": 10.0, "SCAFFOLD": 10.0, "FedProx": 38.0}),
-    ("CIFAR-10", "niid-bench-cifar10", {"FedAvg": 10.0, "SCAFFOLD": 10.0, "FedProx": 11.6}),
-)
-
-
-def one_label() -> str:
-    """Ten clients of one label each: accuracy by round, bytes of a round, and what Flower publishes at round 50."""
-    lines = []
-    for data, name, published in ONE_LABEL:
-        for label, row in rows_of(name).items():
-            if label == "FedNova":  # FedAvg, where clients take equally many steps
-                continue
-            flower = f"{published[label]:.1f}" if label in published else ""
-            called = {"sums": "NTK-FL from sums", "rows (NTK-FL)": "NTK-FL from rows"}.get(label, label)
-            lines.append([data, called, *accuracy(row, 1, 5, 10, 20, 50), flower, *_per_round(row)])
-    rounds = ["% at round 1", "5", "10", "20", "50"]
-    return table(["data", "method", *rounds, "Flower's at 50", "MiB up per round", "down"], lines)
 
 
 # The paper.
@@ -552,7 +502,7 @@ def seconds_text(seconds: float) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     make.__name__.replace("_", "-"): make
     for make in (
-        readme, headline, table1, paper, tally, findings, ratios, rivals, private, networks, studies, one_label, leaks,
+        readme, headline, table1, paper, tally, findings, rivals, private, networks, studies, leaks,
         bench, costs, memory, jacobians, silos,
     )
 }  # fmt: skip
