@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from ntkfl.cli import app
 from ntkfl.cli.settings import private_settings
 from ntkfl.data.files import from_file
 from ntkfl.errors import ConfigError
+from ntkfl.federation.run_folder import RunFolder
 from ntkfl.report.runs import find
 from ntkfl.report.view import view
 from tests.cli.test_train import ntkfl
@@ -122,3 +125,25 @@ def test_noise_is_other_every_time_unless_it_is_to_repeat(tmp_path: Path) -> Non
 def test_a_delta_that_may_publish_a_record_is_warned_of() -> None:
     done = ntkfl("train", *SMALL, "--set", "epsilon=30", "--set", "delta=0.01")
     assert "warning: delta = 0.01 allows publishing one record of the " in done.stdout
+
+
+def test_a_stopped_private_run_says_for_how_many_rounds_epsilon_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rounds began and two are whole: the noise of the third counts."""
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    for number in (1, 2, 3):
+        folder.append("attempts.jsonl", {"round": number})
+        if number < 3:
+            folder.append("history.jsonl", {"round": number})
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ntkfl.federation.simulation.execute", stop)
+    words = ["train", *SMALL, "--rounds", "10", "--out", str(folder.path)]
+    said = " ".join(CliRunner().invoke(app, words).stderr.split())
+    assert (
+        f"stopped after 2 whole rounds; continue with: ntkfl train --resume --out {folder.path} --rounds 9 (a" in said
+    )

@@ -280,6 +280,10 @@ def test_training_from_a_file_and_again_from_its_settings(tmp_path: Path) -> Non
     assert len(lines) == 2
     exec("import pandas\n" + "\n".join(lines), {})
     assert len(execute(again.model_copy(update={"rounds": 2}), out=tmp_path / "run", resume=True).history) == 2
+    frame.loc[0, "a"] += 1  # other data under the same name
+    frame.to_csv(path, index=False)
+    with pytest.raises(RunFolderError, match="the data are not those that its rounds were trained on"):
+        execute(again.model_copy(update={"rounds": 3}), out=tmp_path / "run", resume=True)
 
 
 # --- whole numbers: classes or real targets, as the loss has it or as their user says
