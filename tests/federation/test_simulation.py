@@ -197,3 +197,11 @@ def test_functions_and_objects_are_called_in_the_order_given(digits: ntkfl.data.
     assert calls == [("begin", 2), (1, 1), 1, (2, 2), 2, ("end",)]
     with pytest.raises(ConfigError, match="a callback is a function, or an object with on_round"):
         run(digits, FedAvg(local_steps=1), callbacks=[3])
+
+
+def test_held_out_clients_are_not_asked_however_many_a_round_asks(digits: ntkfl.data.Federated) -> None:
+    clients = len(digits)
+    run = ntkfl.train(net(64, 4, 10), digits, FedAvg(local_steps=1), rounds=1, clients_per_round=clients, hold_out=3)
+    assert len(run.history[0]["clients"]) == clients - 3
+    with pytest.raises(ConfigError, match="clients_per_round must be from 1 to all"):
+        ntkfl.train(net(64, 4, 10), digits, FedAvg(), clients_per_round=clients + 1, hold_out=3)

@@ -213,12 +213,23 @@ def test_clients_without_a_seed_draw_from_the_system() -> None:
         ({"method": "fedavg"}, "method must be an instance"),
         ({"method": DataShare()}, "a baseline of simulations"),
         ({"method": FedAvg(), "privacy": Privacy(shuffle=True)}, "needs a shuffler"),
+        ({"method": SumNTKFL(), "through": object()}, "sends nothing through one: give privacy="),
         ({"method": FedAvg(), "train_metrics_aggr_fn": max}, "nothing to aggregate"),
     ],
 )
 def test_a_strategy_that_cannot_work_says_so_when_it_is_made(how: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Strategy(model=perceptron(), **how)  # type: ignore[arg-type]
+
+
+def test_clients_that_add_noise_are_not_asked_to_measure_the_model() -> None:
+    grid, asked = grid_of(perceptron, samples()), []
+    for method in (PrivateSums(), FedAvg()):
+        strategy = Strategy(method, perceptron())
+        strategy._done = 0  # as `start` has it
+        asked.append(list(strategy.configure_evaluate(1, ArrayRecord(), ConfigRecord(), grid)))
+    assert not asked[0]
+    assert asked[1]
 
 
 def test_initial_arrays_of_another_network_are_refused() -> None:

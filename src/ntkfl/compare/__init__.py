@@ -1,7 +1,4 @@
-"""Methods on equal terms: the same data, clients and seeds, settings chosen on held-out clients, one table.
-
-From Python `ntkfl.compare("comparison.toml")` runs a comparison and returns its rows, see `ntkfl.compare.run.compare`.
-"""
+"""Methods on equal terms: the same data, clients and seeds, settings chosen on held-out clients, one table."""
 
 import sys
 from types import ModuleType

@@ -12,8 +12,6 @@ from typing import Any
 
 from ntkfl.compare.spec import Comparison, Entry
 from ntkfl.compare.trials import Cell
-from ntkfl.errors import ConfigError
-from ntkfl.federation.config import load_data
 
 Setting = tuple[tuple[str, float], ...]  # searched options in the grid's order
 
@@ -78,10 +76,9 @@ def search(comparison: Comparison, root: Path, run: Callable[[Sequence[Cell]], N
         for entry in comparison.entries
         if entry.grid
     }
-    left = _left(comparison) if going else 0
     for rounds in comparison.rungs:
         cells = {
-            (label, setting): _cells(comparison, chosen[label].entry, setting, rounds, root, left)
+            (label, setting): _cells(comparison, chosen[label].entry, setting, rounds, root)
             for label, settings in going.items()
             for setting in settings
         }
@@ -95,19 +92,8 @@ def search(comparison: Comparison, root: Path, run: Callable[[Sequence[Cell]], N
     return chosen
 
 
-def _left(comparison: Comparison) -> int:
-    """Clients that a trial trains with; `ConfigError` where the search holds all of them out."""
-    held = comparison.search.hold_out or 0
-    clients = len(load_data(comparison.run(comparison.entries[0], comparison.search.seed[0], {})))
-    if held >= clients:
-        raise ConfigError(f"the search holds out {held} of {clients} clients and leaves none to train: lower hold_out")
-    return clients - held
-
-
 def score(cells: Sequence[Cell]) -> float | None:
-    """Mean accuracy on the held-out clients over the last third of the rounds and over a setting's runs; None where one
-    failed.
-    """
+    """Mean accuracy on held-out clients over the last third of rounds, over a setting's runs; None where one failed."""
     means = []
     for cell in cells:
         curve = [record["validation_accuracy"] for record in cell.history()]
@@ -117,16 +103,9 @@ def score(cells: Sequence[Cell]) -> float | None:
     return statistics.fmean(means)
 
 
-def _cells(comparison: Comparison, entry: Entry, setting: Setting, rounds: int, root: Path, left: int) -> list[Cell]:
-    """A setting's runs, one per seed: with the clients that are `left`, honest all of them, and with no early end."""
-    cohort = min(left, entry.clients_per_round or comparison.clients_per_round)
-    changes = {
-        "clients_per_round": cohort,
-        "rounds": rounds,
-        "hold_out": comparison.search.hold_out,
-        "stop_at": None,
-        "byzantine": None,
-    }
+def _cells(comparison: Comparison, entry: Entry, setting: Setting, rounds: int, root: Path) -> list[Cell]:
+    """A setting's runs, one per seed: without the held-out clients, among honest clients, and with no early end."""
+    changes = {"rounds": rounds, "hold_out": comparison.search.hold_out, "stop_at": None, "byzantine": None}
     label = f"{entry.label} ({in_words(setting)})"
     configs = (comparison.run(entry, seed, dict(setting), **changes) for seed in comparison.search.seed)
     return [Cell(label, config, root) for config in configs]

@@ -175,6 +175,8 @@ class Simulation:
         privacy, robust = settle(method, privacy, robust)
         clients, held = data.hold_out(hold_out, seed=seed) if hold_out else (data, None)
         cohort = min(20, len(clients)) if clients_per_round is None else clients_per_round
+        if hold_out and cohort in range(len(clients), len(data) + 1):
+            cohort = len(clients)  # who asked for more than are left asked for all
         if not isinstance(cohort, int) or not 1 <= cohort <= len(clients):
             raise ConfigError(
                 f"clients_per_round must be from 1 to all {len(clients)} clients, not {clients_per_round}"

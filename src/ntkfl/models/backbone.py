@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ntkfl.errors import ConfigError, ModelError
 from ntkfl.models.networks import mlp
+from ntkfl.tangent.parameters import evaluating
 
 
 class Backbone(nn.Module):
@@ -86,9 +87,9 @@ def head(
             raise ConfigError("head needs to know its inputs: give features=1280, or inputs=(3, 224, 224)")
         features = outputs_of(front, like.new_zeros(1, *inputs))
     new = mlp(features, *hidden, outputs) if hidden else nn.Linear(features, outputs)
-    if isinstance(new, nn.Linear):
-        nn.init.zeros_(new.weight)
-        nn.init.zeros_(new.bias)
+    if not hidden:
+        for parameter in new.parameters():
+            nn.init.zeros_(parameter)
     model = Adapted(front, new.to(like.device, like.dtype))
     freeze(model, trainable)
     return model
@@ -127,14 +128,12 @@ def digest_of(tensors: Iterable[tuple[str, Tensor]], start: str = "") -> str:
 @torch.no_grad()
 def outputs_of(model: nn.Module, x: Tensor) -> int:
     """The number of outputs for samples x [n, …]; `ModelError` where the model does not take them."""
-    was = model.training
     try:
-        f = model.eval()(x)
+        with evaluating(model):
+            f = model(x)
     except Exception as error:  # whatever a user's model raises
         reason = str(error).split("\n")[0]
         raise ModelError(f"the model fails on inputs of shape {list(x.shape[1:])}: {reason}") from error
-    finally:
-        model.train(was)
     if not isinstance(f, Tensor) or f.ndim != 2 or len(f) != len(x):
         given = list(f.shape) if isinstance(f, Tensor) else f"a {type(f).__name__}"
         raise ModelError(f"the model must give a tensor with one row of outputs a sample, not {given}")
