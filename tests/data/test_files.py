@@ -136,8 +136,8 @@ def test_a_table_that_cannot_be_used_says_where(text: str | None, why: str, tmp_
     ("cells", "why"),
     [
         (("f", "m", "f", "m"), "'sex' .*row 2 has 'f'.* holds text"),  # text: a column for each value
-        (("1", "", "3", "4"), "'sex' .*row 3 has ''.* has no number in 1 rows"),
-        (("1", "2", "n/a", "?"), "'sex' .*row 4 has 'n/a'.* has no number in 2 rows"),
+        (("1", "", "3", "4"), "'sex' .*row 3 has ''.* has no number in 1 of 6 rows"),
+        (("1", "2", "n/a", "?"), "'sex' .*row 4 has 'n/a'.* has no number in 2 of 6 rows"),
     ],
 )
 def test_two_lines_of_pandas_mend_a_column(

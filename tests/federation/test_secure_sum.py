@@ -183,6 +183,6 @@ def test_an_extreme_update_weighs_as_much_as_its_limit(
     (record,) = run.history
     liars = len(record["byzantine"])
     assert record["bounded_clients"] == liars > 0
-    assert any(line.endswith("scaled numbers down to the limit of a secure sum") for line in remarks(record))
+    assert any("scaled numbers down to the limit of a secure sum" in line for line in remarks(record))
     assert 1.0 < float((weights(run) - before).abs().max()) * 4 / liars <= 2.0 + 1.0  # the honest move by less than 1
     assert bool(weights(run).isfinite().all())

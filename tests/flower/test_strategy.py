@@ -191,7 +191,7 @@ def test_a_round_that_nobody_answers_changes_nothing_and_the_run_goes_on(said: l
 
     result = run(grid, FedAvg(), perceptron, 2, start={"evaluate_fn": wake})
     assert list(result.train_metrics_clientapp) == [2]
-    assert any("round 1 changed nothing: no node could tell what its samples look like" in line for line in said)
+    assert any("round 1 changed nothing: no node answered the first question" in line for line in said)
 
 
 def test_what_a_user_puts_into_train_config_reaches_clients_with_the_number_of_the_round() -> None:

@@ -129,7 +129,7 @@ def private_settings(given: dict[str, Any]) -> dict[str, Any]:
         "noise_clients": max(1, math.ceil(HONEST * cohort)),
         "budget_rounds": 1 if name == RIDGE else rounds,
     } | own
-    if private["budget_rounds"] < rounds:
-        raise ConfigError(f"--private: ε is for {plural(private['budget_rounds'], 'round')}, and the run has {rounds}")
+    if (most := private["budget_rounds"]) < rounds:
+        raise ConfigError(f"--private: ε is for {plural(most, 'round')}, and the run has {rounds}: add --rounds {most}")
     given = {"repeatable": False} | given  # noise from the operating system, unless somebody wants it again
     return given | {"rounds": rounds, "clients_per_round": cohort, "method": method, "privacy": private}

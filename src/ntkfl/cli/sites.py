@@ -136,7 +136,10 @@ def show_policy(path: File = Path("policy.toml")) -> None:
             typer.echo(f"{name}{len(last):>8}{epsilon:>8}{sum(entry.bytes for entry in last) / 1e6:>10.2f}")
         spent = spent_in_year(ledger.entries, time.time())
         year = allowed.privacy.epsilon_per_year if allowed.privacy else float("inf")
-        typer.echo(f"ε of one record within 365 days: {spent:.3g} of {year:g}; {max(0.0, year - spent):.3g} are left")
+        left = (
+            f" of {year:g}; {max(0.0, year - spent):.3g} are left" if allowed.privacy else "; the policy sets no limit"
+        )
+        typer.echo(f"ε of one record within 365 days: {spent:.3g}{left}")
 
 
 @serve.command("key-server")

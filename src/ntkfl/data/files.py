@@ -212,7 +212,8 @@ def _frame(path: Path, texts: Sequence[str]) -> DataFrame:
     except FileNotFoundError:
         raise DataError(f"no such file: {path}") from None
     except Exception as error:  # whatever a broken file makes it raise
-        raise DataError(f"{path} cannot be read as a table: {' '.join(str(error).split())}") from None
+        hint = "; are its columns separated by ';'? Save it with commas" if b";" in path.read_bytes()[:1000] else ""
+        raise DataError(f"{path} cannot be read as a table: {' '.join(str(error).split())}{hint}") from None
     if frame.empty:
         raise DataError(f"{path} has no rows below its header")
     frame.columns = frame.columns.astype(str).str.strip()
@@ -234,14 +235,20 @@ def _numbers(path: Path, column: Series) -> NDArray[np.float64]:
         return found
     name, row, read = str(column.name), int(wrong.argmax()), f"pandas.read_{path.suffix.lower()[1:]}({path.name!r})"
     if wrong.mean() > 0.5:
-        what = "holds text, and features must be numbers: give each value a column of its own"
+        what, how = (
+            "holds text, and features must be numbers",
+            "give each value a column of its own, at all sites alike",
+        )
         mend = f"t = pandas.get_dummies({read}, columns=[{name!r}], dtype=int)", "t"
     else:
-        what = f"has no number in {int(wrong.sum()):,} rows: leave them out, or fill them by fillna"
+        what, how = (
+            f"has no number in {int(wrong.sum()):,} of {len(wrong):,} rows",
+            "leave these out, or fill them by fillna",
+        )
         mend = f"t = {read}; t[{name!r}] = pandas.to_numeric(t[{name!r}], errors='coerce')", "t.dropna()"
     error = DataError(
-        f"{path}: column {name!r} (row {row + 2} has {texts.iloc[row][:40]!r}) {what}; or say that it is the label or "
-        "the client, by --label-column or --client-column"
+        f"{path}: column {name!r} (row {row + 2} has {texts.iloc[row][:40]!r}) {what}: if it names the client or the "
+        f"label, say so by --client-column or --label-column; else {how}"
     )
     error.add_note(f"  {mend[0]}\n  {mend[1]}.to_csv('mended.csv', index=False)")
     raise error

@@ -129,8 +129,9 @@ def _batches(who: str, source: TorchData, pair: Pair | None) -> tuple[Tensor, Te
             xs.append(x)
             ys.append(y)
         return torch.cat(xs), torch.cat(ys)
-    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:  # of torch: ragged, or no numbers
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+    except (TypeError, ValueError, RuntimeError, NotImplementedError, LookupError) as error:  # ragged, or no numbers
+        reason = (str(error).splitlines() or [""])[0]
+        reason = f"{type(error).__name__}: {reason}" if isinstance(error, LookupError) or not reason else reason
         raise DataError(f"{who} cannot be read as batches of numbers (x, y): {reason}") from error
 
 

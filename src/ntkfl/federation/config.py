@@ -217,7 +217,9 @@ def method_class(options: Mapping[str, Any]) -> type[Method]:
             raise ConfigError(f"{name!r} is no method: a class that derives from ntkfl.methods.Method is needed")
         return kind
     if not isinstance(name, str) or name not in METHODS:
-        raise unknown("method", name, (*METHODS, "package.module:Class"))
+        module, _, kind_name = str(name).rpartition(".")
+        near = (f"{module}:{kind_name}",) if module else ()
+        raise unknown("method", name, (*METHODS, *near, "package.module:Class"))
     return METHODS[name]
 
 

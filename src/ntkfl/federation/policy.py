@@ -32,6 +32,7 @@ from ntkfl.options import Options, read_from
 from ntkfl.privacy.ledger import Ledger, LedgerEntry, MemoryLedger, sha256, spent_in_year
 from ntkfl.privacy.settings import Privacy
 from ntkfl.privacy.sum_noise import spent
+from ntkfl.progress import plural
 from ntkfl.safe_parse import parse_json, read_toml
 from ntkfl.user_code import is_code
 
@@ -186,7 +187,8 @@ class Policy(Options, title="a policy"):
             raise _refused(f"{name} {sends} without noise of this site's: no ε, which [privacy] limits")
         if epsilon > (most := self.privacy.epsilon_per_run) + _SLACK:
             found = f"ε would be {epsilon:.4g} at δ = {self.privacy.delta:g} for a record of this site"
-            raise _refused(f"{found} by the noise that counts here, above epsilon_per_run = {most:g}")
+            counted = f"noise_clients: the policy counts {self.privacy.noise_clients}, the run {privacy.noise_clients}"
+            raise _refused(f"{found} by the noise that counts here ({counted}), above epsilon_per_run = {most:g}")
 
     def delta(self, agreed: Agreed) -> float:
         """The δ at which ε is counted here: the policy's own, or without [privacy] the run's."""
@@ -362,7 +364,7 @@ class Site:
             cost = f"ε = {epsilon:.3g} at δ = {self.policy.delta(agreed):g} for a record of this site; {year}"
         masked = "masked " if agreed.privacy.secure_sum else ""
         sent = f"sends {masked}{' and '.join(agreed.kinds)}"
-        return f"policy: run {run} is accepted: {agreed.method.name}, {terms.rounds} rounds, {sent}; {cost}"
+        return f"policy: run {run} is accepted: {agreed.method.name}, {plural(terms.rounds, 'round')}, {sent}; {cost}"
 
     def _check_running_code(self) -> None:
         """Refuse code that the policy does not list; read anew each time, as an app may import more later."""

@@ -367,7 +367,7 @@ def draw_cohort(seed: int, count: int, size: int, round: int) -> list[int]:
 def _checked(method: Method, task: Task, outcome: object) -> Outcome:
     """What `round` returned; `ConfigError` that says what a method must return, if the server cannot go on from it."""
     if not isinstance(outcome, Outcome):
-        raise ConfigError(f"{method.name}: `round` must return an Outcome, not {outcome!r:.80}")
+        raise ConfigError(f"{method.name}: `round` must return an Outcome({{…}}, train_loss=…), not {outcome!r:.80}")
     weights, d = outcome.state.get("weights"), task.like.numel()
     if not isinstance(weights, Tensor) or weights.shape != (d,):
         found = "none" if weights is None else f"{list(getattr(weights, 'shape', []))}"
@@ -392,7 +392,7 @@ def remarks(record: Record) -> list[str]:
         lines.append(f"rejected: {why_rejected(record['rejected'], record.get('rejected_why', {}))}")
     if record.get("bounded_clients"):
         clients = plural(record["bounded_clients"], "client")
-        lines.append(f"{clients} scaled numbers down to the limit of a secure sum")
+        lines.append(f"{clients} scaled numbers down to the limit of a secure sum: scale inputs to deviation 1")
     if record.get("taken_back"):
         lines.append("the last step raised this cohort's loss: it is taken back, and repeated shorter")
     texts = (("warning", "warning"), ("solver", "solver_fallback"))

@@ -143,7 +143,9 @@ def _placed(x: Tensor, y: Tensor, model: nn.Module, agreed: Agreed, terms: Terms
     if tuple(x.shape[1:]) != terms.inputs:
         raise DataError(f"inputs of shape {list(x.shape[1:])}; the run's terms say {list(terms.inputs)}")
     if y.is_floating_point() and y.shape[1] != terms.outputs:
-        raise DataError(f"targets of shape {list(y.shape)}; the run's terms say {terms.outputs} outputs")
+        raise DataError(
+            f"targets of shape {list(y.shape)}; the run's terms say {terms.outputs} outputs (of classes, y.long())"
+        )
     if not y.is_floating_point() and not 0 <= int(y.min()) <= int(y.max()) < terms.outputs:
         raise DataError(f"labels {int(y.min())} to {int(y.max())}; the run's terms say {terms.outputs} classes")
     like = flatten(model)

@@ -195,7 +195,9 @@ class Strategy(FedAvg):
             except MessageError as error:
                 fail(node, str(error), traffic)
         if not told:
-            raise TooFew(f"no node could tell what its samples look like: {why(traffic)}")
+            raise TooFew(
+                f"no node answered the first question, which asks for the shape of its samples: {why(traffic)}"
+            )
         return self._make(*told.most_common(1)[0][0])
 
     def _make(self, inputs: tuple[int, ...], tokens: bool, real: bool) -> Server:

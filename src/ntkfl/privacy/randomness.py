@@ -103,7 +103,9 @@ class Randomness:
 def discrete_gaussians(sigma: float, count: int, randomness: Randomness, purpose: Purpose = "noise") -> Integers:
     """`count` independent draws, int64 [count]; σ ≥ 1/2."""
     if not 0.5 <= sigma <= LARGEST_SIGMA:
-        raise ConfigError(f"discrete Gaussian noise has a standard deviation from 0.5 to 2^22, got {sigma:.3g}")
+        raise ConfigError(
+            f"noise of standard deviation {sigma:.3g} is asked for, where 0.5 to 2^22 can be had: take a larger epsilon"
+        )
     whole, rest = _tables(sigma)
     words = randomness.words(purpose, count)
     sizes = np.searchsorted(whole, words & np.uint64(2**63 - 1), side="right")
