@@ -10,6 +10,7 @@ import ntkfl
 from ntkfl.errors import MessageError, ModelError
 from ntkfl.methods import ClientRound, KfacFedAvg, Task
 from ntkfl.methods.base import fitted
+from ntkfl.methods.sums.kfac_fedavg import weighed
 from ntkfl.tangent import Sums
 from ntkfl.tangent.flow import Metric
 from ntkfl.tangent.parameters import flatten
@@ -145,3 +146,16 @@ def test_weights_are_averaged_where_only_some_clients_are_asked() -> None:
         for all_ in (False, True)
     ]
     assert averages == [0.8, 0.0, 0.5, 0.5]
+
+
+def test_what_clients_send_cannot_make_the_servers_division_blow_up() -> None:
+    """Factors with eigenvalues below zero, as one client can add: no direction grows more than 1/ρ."""
+    method, (task, clients) = KfacFedAvg(values="float32"), federation()
+    state = play(method, task, clients)[0].state
+    known = {name.removeprefix("metric/"): a for name, a in state.items() if name.startswith("metric/")}
+    metric = Sums(known | {SAMPLES: task.like.new_ones(())})
+    bad = Sums({name: a if name == SAMPLES else -0.1 * a for name, a in metric.arrays.items()})
+    change = torch.randn_like(task.like)
+    assert float(weighed(change, bad, metric, 0.1, inverse=True).norm()) <= 10.001 * float(change.norm())
+    there_and_back = weighed(weighed(change, metric, metric, 0.1), metric, metric, 0.1, inverse=True)
+    assert torch.allclose(there_and_back, change, rtol=1e-6, atol=1e-8)

@@ -104,7 +104,7 @@ def discrete_gaussians(sigma: float, count: int, randomness: Randomness, purpose
     """`count` independent draws, int64 [count]; σ ≥ 1/2."""
     if not 0.5 <= sigma <= LARGEST_SIGMA:
         raise ConfigError(
-            f"noise of standard deviation {sigma:.3g} is asked for, where 0.5 to 2^22 can be had: take a larger epsilon"
+            f"noise cannot have a standard deviation of {sigma:.3g}, only 0.5 to 2^22: take a larger epsilon"
         )
     whole, rest = _tables(sigma)
     words = randomness.words(purpose, count)

@@ -42,7 +42,7 @@ from ntkfl.methods.sums.curvature_reply import CHANGE, FactorSums, total_sums
 from ntkfl.methods.task import ClientRound, State, Task, blank_sample, check_finite, statistics
 from ntkfl.tangent import Sums, curvature_sums
 from ntkfl.tangent.curvature import LARGEST
-from ntkfl.tangent.flow import Metric
+from ntkfl.tangent.flow import Metric, eigen
 from ntkfl.tangent.sums import GRADIENT, SKETCH
 from ntkfl.wire.message import Message
 
@@ -169,23 +169,26 @@ def weighed(vector: Tensor, means: Sums, metric: Sums, rho: float, inverse: bool
     """Each layer's part D [n, m] of a vector [d] as D M, M = A / s + ρ I, or as D M⁻¹. A is the layer's input factor in
     `means`, s its mean eigenvalue in `metric`, which is of the same layers.
 
-    Columns of no layer, or of a layer whose factor is a sketch, stay as they are: they are averaged. Cost: a product
-    with, or a solution for, a matrix [m, m] for each layer.
+    No eigenvalue of A counts as below zero in M⁻¹, whatever was sent: its largest is 1/ρ. Columns of no layer, or of a
+    layer whose factor is a sketch, stay as they are: they are averaged. Cost: a product with a matrix [m, m] for each
+    layer, or its decomposition.
     """
     out = vector.clone()
     for own, known in zip(means.layers(), metric.layers(), strict=True):
         if own.inputs is None or known.inputs is None or own.inputs.form == SKETCH:
             continue
         groups, n, _ = own.shape
-        D, least = own.layer.matrices(vector, groups, n), torch.finfo(vector.dtype).tiny
-        if own.inputs.form:  # a diagonal [groups, m]
-            M = (own.inputs.values / known.inputs.values.mean(1, keepdim=True).clamp(min=least) + rho).unsqueeze(1)
-            D = D / M if inverse else D * M
+        D, diagonal = own.layer.matrices(vector, groups, n), known.inputs.values  # [groups, n, m], [groups, m]
+        if not known.inputs.form:
+            diagonal = known.inputs.square().diagonal(dim1=1, dim2=2)
+        s = diagonal.mean(1, keepdim=True).clamp(min=torch.finfo(vector.dtype).tiny)
+        if inverse:
+            A = eigen(own.inputs, s.new_ones(()))
+            D = A.rows(A.coordinates(D) / (A.spectrum / s + rho).unsqueeze(1))
+        elif own.inputs.form:
+            D = D * (own.inputs.values / s + rho).unsqueeze(1)
         else:
-            A = own.inputs.square().double()
-            s = known.inputs.square().diagonal(dim1=1, dim2=2).mean(1).clamp(min=least).view(-1, 1, 1)
-            M = A / s + rho * torch.eye(A.shape[1], dtype=A.dtype, device=A.device)
-            D = (torch.linalg.solve(M, D.mT.to(M)).mT if inverse else D.to(M) @ M).to(D)
+            D = D @ own.inputs.square() / s.unsqueeze(2) + rho * D
         own.layer.write(out, D)
     return out
 
