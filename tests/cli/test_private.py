@@ -144,6 +144,9 @@ def test_a_stopped_private_run_says_for_how_many_rounds_epsilon_is_left(
     monkeypatch.setattr("ntkfl.federation.simulation.execute", stop)
     words = ["train", *SMALL, "--rounds", "10", "--out", str(folder.path)]
     said = " ".join(CliRunner().invoke(app, words).stderr.split())
-    assert (
-        f"stopped after 2 whole rounds; continue with: ntkfl train --resume --out {folder.path} --rounds 9 (a" in said
-    )
+    command = f"continue with: ntkfl train --resume --out {folder.path}"
+    why = "(interrupted rounds count for ε, too)"
+    assert said.endswith(f"stopped after 2 whole rounds {why}; {command} --rounds 9")
+    # whoever bought ε for more rounds than are played has not run short
+    said = " ".join(CliRunner().invoke(app, [*words, "--set", "budget_rounds=11"]).stderr.split())
+    assert said.endswith(f"stopped after 2 whole rounds; {command}")

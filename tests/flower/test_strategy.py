@@ -222,7 +222,7 @@ def test_a_strategy_that_cannot_work_says_so_when_it_is_made(how: dict[str, obje
         Strategy(model=perceptron(), **how)  # type: ignore[arg-type]
 
 
-def test_clients_that_add_noise_are_not_asked_to_measure_the_model() -> None:
+def test_clients_that_add_noise_are_not_asked_to_measure_the_model(said: list[str]) -> None:
     grid, asked = grid_of(perceptron, samples()), []
     for method in (PrivateSums(), FedAvg()):
         strategy = Strategy(method, perceptron())
@@ -230,6 +230,7 @@ def test_clients_that_add_noise_are_not_asked_to_measure_the_model() -> None:
         asked.append(list(strategy.configure_evaluate(1, ArrayRecord(), ConfigRecord(), grid)))
     assert not asked[0]
     assert asked[1]
+    assert sum(line.startswith("clients evaluate nothing: ") for line in said) == 1
 
 
 def test_initial_arrays_of_another_network_are_refused() -> None:

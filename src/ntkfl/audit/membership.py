@@ -109,8 +109,8 @@ def attack(capture: Capture, seed: int = 0) -> list[Finding]:
 
 
 def on_final_model(capture: Capture, final: Tensor, clients: Sequence[int], seed: int = 0) -> list[Finding]:
-    """By an outsider who was given the final model, with the projection where there is one: was a record among those of
-    the `clients` that took part in any round? `final` begins with the weights [d].
+    """By an outsider who was given the final model, and the projection if it is used: was a record among those of the
+    `clients` that took part in any round? `final` begins with the weights [d].
     """
     xs, ys = zip(*(capture.clients.place(capture.clients.fed.client(i)) for i in clients), strict=True)
     members, weights = (torch.cat(xs), torch.cat(ys)), final[: capture.weights.numel()].to(capture.weights)

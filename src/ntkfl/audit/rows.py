@@ -54,7 +54,7 @@ def attack(capture: Capture, seed: int = 0) -> list[Finding]:
 
 
 def read(capture: Capture, J: Jacobian, prior: Prior | None = None) -> Recovery | None:
-    """The network's inputs [n, d1] behind rows of J, read in closed form; None where there is none, and of tokens."""
+    """The network's inputs [n, d1] behind rows of J, read in closed form; None if they cannot be, or are tokens."""
     x = capture.truth[0][0]
     width = math.prod(x.shape[1:])
     found = invert(capture.task.at(capture.weights), J, prior) if x.is_floating_point() else None

@@ -192,7 +192,7 @@ def _stopped(out: Path | None, config: RunConfig) -> str:
     from ntkfl.progress import plural
 
     folder = RunFolder(out)
-    done, allowed = len(folder.records()), " --allow-code" * bool(config.code)
-    if lost := max(0, folder.attempts - done):  # it drew noise, which counts: ε is for so many rounds fewer
-        allowed += f" --rounds {config.rounds - lost}  (a round that was interrupted counts for ε)"
-    return f"stopped after {plural(done, 'whole round')}; continue with: ntkfl train --resume --out {out}{allowed}"
+    done, words, why = len(folder.records()), " --allow-code" * bool(config.code), ""
+    if (lost := max(0, folder.attempts - done)) and (most := config.settled[0].budget_rounds - lost) < config.rounds:
+        words, why = f"{words} --rounds {most}", " (interrupted rounds count for ε, too)"
+    return f"stopped after {plural(done, 'whole round')}{why}; continue with: ntkfl train --resume --out {out}{words}"

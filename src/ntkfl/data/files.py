@@ -212,7 +212,8 @@ def _frame(path: Path, texts: Sequence[str]) -> DataFrame:
     except FileNotFoundError:
         raise DataError(f"no such file: {path}") from None
     except Exception as error:  # whatever a broken file makes it raise
-        hint = "; are its columns separated by ';'? Save it with commas" if b";" in path.read_bytes()[:1000] else ""
+        with path.open("rb") as file:
+            hint = "; are its columns separated by ';'? Save it with commas" if b";" in file.read(1000) else ""
         raise DataError(f"{path} cannot be read as a table: {' '.join(str(error).split())}{hint}") from None
     if frame.empty:
         raise DataError(f"{path} has no rows below its header")

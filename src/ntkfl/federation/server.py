@@ -39,7 +39,7 @@ ADVICE = (
 
 
 class Score(NamedTuple):
-    """Accuracy (none for real-valued targets) and mean loss over so many samples."""
+    """Accuracy (none for real-valued targets) and mean loss, and the number of samples behind them."""
 
     accuracy: float | None
     loss: float

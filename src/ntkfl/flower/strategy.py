@@ -88,6 +88,8 @@ class Strategy(FedAvg):
             )
         with eager(model) as own:
             self.model = copy.deepcopy(own)
+        if adds_noise(method) and self.fraction_evaluate:
+            log.info("clients evaluate nothing: what they measure on their data would leave without noise")
         self.method, self.through = method, through
         self.folder = None if checkpoint is None else RunFolder(checkpoint)
 
@@ -170,9 +172,7 @@ class Strategy(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Flower's own, but in rounds that the checkpoint holds, and where clients add noise: what they measure on
-        their data would leave without any.
-        """
+        """Flower's own, but for rounds that the checkpoint holds, and for methods whose clients add noise."""
         if server_round <= self._done or adds_noise(self.method):
             return []
         return super().configure_evaluate(server_round, arrays, config, grid)

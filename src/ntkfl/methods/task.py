@@ -158,7 +158,7 @@ def statistics_of(model: nn.Module) -> State:
 
 
 def load_statistics(model: nn.Module, arrays: Mapping[str, Tensor]) -> None:
-    """Write the vector [b] among the arrays, where there is one, into the model's own, in place."""
+    """Write the vector [b] of statistics, if the arrays hold it, into the model's own, in place."""
     if STATISTICS in arrays:
         own = statistics(model).values()
         for value, part in zip(own, torch.split(arrays[STATISTICS], [v.numel() for v in own]), strict=True):

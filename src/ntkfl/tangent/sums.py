@@ -39,7 +39,7 @@ class Layer(NamedTuple):
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """Columns of the weight, and of the bias where there is one."""
+        """Columns of the weight, and of the bias if the layer has one."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     @property

@@ -247,7 +247,7 @@ def promises(method: Method, task: Task, cohort: int, rounds: int) -> list[str]:
 
 
 def guarantees(method: Method, task: Task, rounds: int) -> list[Guarantee]:
-    """(ε, δ) of so many rounds, with their assumptions: with credit for sampling, where ε counts on it, and without."""
+    """(ε, δ) after `rounds` rounds, with their assumptions: with credit for sampling, if ε uses it, and without it."""
     privacy = task.privacy
     if not isinstance(method, NoisySums) or (budget := method.budget(task)) is None:
         return []
