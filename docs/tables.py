@@ -21,7 +21,10 @@ from ntkfl_experiments.paper.item import Verdict
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
-FILES = ("README.md", "docs/methods.md", "docs/results.md", "docs/audit.md", "docs/paper.md", "docs/tangent.md")
+FILES = (
+    "README.md", "docs/methods.md", "docs/results.md", "docs/audit.md", "docs/privacy.md", "docs/paper.md",
+    "docs/tangent.md",
+)  # fmt: skip
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Row = dict[str, Any]  # of a comparison's results.json
 
@@ -70,17 +73,12 @@ def arrived(numbers: Iterable[float | None]) -> list[float]:
     return [number for number in numbers if number is not None]
 
 
-def sent(row: Row, target: float, partly: bool = False) -> list[str]:
-    """MiB up, down and their sum to the target; empty where a seed did not get there (with `partly`: the others' mean),
-    or downlink was not recorded.
-    """
+def sent(row: Row, target: float) -> list[str]:
+    """MiB up, down and their sum to the target, means over the seeds that got there."""
     there = reached(row, target)
-    if None in there["rounds"] and not partly:
+    if not arrived(there["rounds"]):
         return ["", "", ""]
-    up = statistics.mean(arrived(there["uplink_mib"]))
-    if "downlink_mib" not in there:
-        return [f"{up:,.0f}", "", ""]
-    down = statistics.mean(arrived(there["downlink_mib"]))
+    up, down = (statistics.mean(arrived(there[way])) for way in ("uplink_mib", "downlink_mib"))
     return [f"{up:,.0f}", f"{down:,.0f}", f"{up + down:,.0f}"]
 
 
@@ -98,90 +96,88 @@ def end(row: Row) -> str:
     return f"{100 * statistics.mean(curve[-1] for curve in row['accuracy']):.1f}"
 
 
-# The headline, and how many times fewer rounds.
+# The headline.
 
-# Where, which row there, and what it is called.
-HEADLINE = (
-    ("headline", "NTK-FL from sums", "NTK-FL from sums (`sum-ntk-fl`)"),
-    ("headline", "NTK-FL from rows", "NTK-FL from rows (`ntk-fl`)"),
-    ("headline", "ridge, 1500 Fourier features", "ridge on 1,500 random features"),
-    ("headline", "FedPM", "FedPM"),
-    ("headline", "FedAdam", "FedAdam"),
-    ("headline", "FedAvg", "FedAvg"),
-)
+# Of the README's table and picture: the row's label, what it is called, its colour.
+SHOWN = {
+    "NTK-FL from sums": ("NTK-FL from sums (`sum-ntk-fl`)", "#0072b2"),
+    "NTK-FL from rows": ("NTK-FL from rows (`ntk-fl`)", "#d55e00"),
+    "ridge, 1500 Fourier features": ("ridge on 1,500 random features", "#009e73"),
+    "FedPM": ("FedPM", "#cc79a7"),
+    "FedAdam": ("FedAdam", "#e69f00"),
+    "FedAvg": ("FedAvg", "#999999"),
+}
+OTHERS = {"CP-NTK-FL": "CP-NTK-FL (`cp-ntk-fl`)"}  # names of other rows
 
 
 def headline() -> str:
-    """Rounds and bytes to 85 %, first hit, and accuracies."""
-    rows = [(name, rows_of(file)[label]) for file, label, name in HEADLINE]
-    body = [[name, _spread(row), *sent(row, 0.85, True), *accuracy(row, 5, 10, 20)] for name, row in rows]
-    return table(["method", "rounds to 85 %", "MiB up", "down", "sum", "% at round 5", "10", "20"], body)
+    """Every method: rounds and bytes to 85 %, first hit, and accuracies."""
+    body = []
+    for label, row in rows_of("headline").items():
+        name = SHOWN[label][0] if label in SHOWN else OTHERS.get(label, label)
+        last = unbroken(f"{end(row)} ({max(map(len, row['accuracy']))})")
+        body.append([name, _spread(row), *sent(row, 0.85), *accuracy(row, 5, 10, 20), last])
+    return table(["method", "rounds to 85 %", "MiB up", "down", "sum", "% at round 5", "10", "20", "end (round)"], body)
 
 
 def readme() -> str:
     """The same in short."""
-    rows = [(name, rows_of(file)[label]) for file, label, name in HEADLINE]
-    body = [[name, _spread(row), sent(row, 0.85, True)[2]] for name, row in rows]
-    return table(["method", "rounds to 85 %", "MiB up + down"], body)
+    rows = rows_of("headline")
+    body = [
+        [name, _spread(rows[label], 0.8), _spread(rows[label]), sent(rows[label], 0.85)[2]]
+        for label, (name, _) in SHOWN.items()
+    ]
+    return table(["method", "rounds to 80 %", "rounds to 85 %", "MiB up + down to 85 %"], body)
 
 
-def _spread(row: Row) -> str:
-    hits = reached(row, 0.85)["rounds"]
+def _spread(row: Row, target: float = 0.85) -> str:
+    hits = reached(row, target)["rounds"]
     there = arrived(hits)
+    if not there:
+        return f"not in {row['length']}"
     text = f"{statistics.mean(there):.1f} ± {statistics.stdev(there):.1f}"
     return text if len(there) == len(hits) else f"{text} ({len(there)} of {len(hits)} seeds)"
 
 
-# Comparisons.
+# Other comparisons.
 
-# Variants of lines that stay: `table.md` of the comparison has them.
-MINOR = frozenset(
-    {
-        "NTK-FL from sums, plain labels",
-        "NTK-FL, plain labels",
-        "FedAvg, smoothed labels",
-        "TCT, 5 rounds of FedAvg",
-        "TCT, 20 rounds of FedAvg, 8000 features",
-        "ridge, 500 Fourier features",
-    }
-)
-
-
-def rivals(target: float = 0.85) -> str:
-    """All methods but minor variants: rounds to the target of each round's own weights and of averaged ones, bytes and
-    final accuracy of the latter.
-    """
-    lines = []
-    for label, row in rows_of("rivals").items():
-        if label in MINOR:
-            continue
-        own = first_hits(row["last_accuracy"], target)
-        averaged = reached(row, target)["rounds"] if row["accuracy"] != row["last_accuracy"] else None
-        hits = [hit for hit in averaged or own if hit is not None]
-        order = (len(own) - len(hits), statistics.mean(hits) if hits else 0.0)
-        up, _, both = sent(row, target)
-        cells = [label, rounds_text(own, row["length"]), rounds_text(averaged, row["length"]) if averaged else ""]
-        lines.append((order, [*cells, up, both, unbroken(f"{end(row)} ({row['length']})")]))
-    headers = ["method", f"rounds to {100 * target:.0f} %, own weights", "averaged", "MiB up", "up and down"]
-    return table([*headers, "% at the end (round)"], [cells for _, cells in sorted(lines, key=lambda line: line[0])])
-
-
-CP = {
-    "CP-NTK-FL": "`cp-ntk-fl`",
-    "CP-NTK-FL, factored (as sending z)": "the same, factored and not sparse: as sending projected inputs",
-    "NTK-FL with the paper's stages": "`ntk-fl` with the paper's stages",
-    "the same, paper's kernel": "the same, the paper's kernel, not averaged",
+# Clients' side of a round, and what it is called; the attacks are the labels' other half.
+BYZANTINE = {
+    "sum-ntk-fl": "`sum-ntk-fl`",
+    "secure sums": "the same, secure sums",
+    "ntk-fl, no bounds": "`ntk-fl`",
+    "ntk-fl": "the same, bounded",
+    "fedavg, no bounds": "`fedavg`",
+    "fedavg": "the same, bounded",
 }
 
 
+def byzantine() -> str:
+    """Accuracy at the end by method and attack."""
+    rows = rows_of("byzantine")
+    attacks = list(dict.fromkeys(label.partition(": ")[2] for label in rows))
+    body = [[name, *(end(rows[f"{method}: {attack}"]) for attack in attacks)] for method, name in BYZANTINE.items()]
+    return table(["method", *attacks], body)
+
+
 def private() -> str:
-    """CP-NTK-FL and its variants, beside the paper's line."""
-    rows, lines = rows_of("private"), [["the paper", "26", "386", "", "", "", ""]]
-    for label, called in CP.items():
-        row = rows[label]
-        hits = rounds_text(reached(row, 0.85)["rounds"], row["length"])
-        lines.append([called, hits, *sent(row, 0.85), *accuracy(row, 10, 26)])
-    return table(["variant", "rounds to 85 %", "MiB up", "down", "sum", "% at round 10", "26"], lines)
+    """What ε costs: accuracy at the end, with whitening and without."""
+    rows, body = rows_of("private"), []
+    settings = {
+        "ε = 1": ("1", "300"),
+        "ε = 3": ("3", "300"),
+        "ε = 3, 20 clients, credit for sampling": ("3, credit for sampling", "20"),
+        "ε = 3, 20 clients, no credit": ("3, no credit", "20"),
+    }
+    for label, (epsilon, clients) in settings.items():
+        plain = rows.get(f"{label}, plain DP gradient sums")
+        body.append([epsilon, clients, str(rows[label]["length"]), end(rows[label]), end(plain) if plain else ""])
+    return table(["ε of a record", "clients per round", "rounds", "`private-sums`, %", "plain DP gradient sums"], body)
+
+
+def hospitals() -> str:
+    """Accuracy at the end of a consortium of five."""
+    return table(["training", "%"], [[label, end(row)] for label, row in rows_of("hospitals").items()])
 
 
 NETWORKS = (
@@ -319,24 +315,25 @@ def findings() -> str:
     """What the results come to."""
     shorts = [f.short for _, f in claims()["NTK-FL reaches FedAvg's accuracy in an order of magnitude fewer rounds"]]
     fewer = [float(short.removesuffix("×")) for short in shorts if short.endswith("×")]
-    main, others = rows_of("headline"), rows_of("rivals")
-    shown = [main["NTK-FL from sums"], main["FedPM"], main["FedAdam"], main["FedAvg"]]
-    shown.append(main["ridge, 1500 Fourier features"])
+    main = rows_of("headline")
+    shown = [
+        main[label] for label in ("NTK-FL from sums", "FedPM", "FedAdam", "FedAvg", "ridge, 1500 Fourier features")
+    ]
     rounds = [f"{statistics.mean(arrived(first_hits(row['accuracy'], 0.85))):.1f}" for row in shown]
-    mib = [sent(row, 0.85, True)[2] for row in shown]
-    wide = sent(others["NTK-FL from sums, float32"], 0.85)[2]
+    mib = [sent(row, 0.85)[2] for row in shown]
+    wide = sent(main["NTK-FL from sums, float32"], 0.85)[2]
     backbone = read("backbone/measured.json")
     heads = [backbone[f"K-FAC / one label per client / seed {seed}"]["accuracy"] for seed in (20, 21, 22)]
     once, thrice = (statistics.mean(head[i] for head in heads) for i in (0, 2))
-    noisy = rows_of("private_sums/epsilon-1")["private sums"]
+    noisy = rows_of("private")["ε = 1"]
     ssim = read("paper/claims/result.json")["data"]["shuffled"]["ssim"]
     held, failed, left_open = counts()
     lines = [
         "**Few rounds.** On Fashion-MNIST with clients whose labels differ, NTK-FL from sums reaches 85 % in "
         f"{rounds[0]} rounds. The best rivals that train the same network without shared data take {rounds[1]} (FedPM) "
         f"and {rounds[2]} (FedAdam), FedAvg {rounds[3]}, all with searched settings; ridge on random features gets "
-        f"there in {rounds[4]}, and ends at {end(others['ridge, 1500 Fourier features, all clients'])} % where sums "
-        f"end at {end(others['NTK-FL from sums'])} ([headline](#headline)).",
+        f"there in {rounds[4]}, and has {end(shown[4])} % after 20 rounds where sums have {end(shown[0])} "
+        "([headline](#headline)).",
         f"**Few bytes.** That is {mib[0]} MiB up and down together ({wide} with numbers of 32 bits, as the others "
         f"have), against {mib[1]}, {mib[2]}, {mib[3]} and {mib[4]} ([headline](#headline)).",
         "**One round with a pretrained network.** CIFAR-10 behind a frozen EfficientNet-Lite0, one label per client: "
@@ -398,6 +395,15 @@ BENCH = (
     ("methods", "fedavg", "the same, fedavg, 20 steps with all samples", False),
     ("start", "ntkfl --help", "ntkfl --help", False),
 )
+
+
+def seconds() -> str:
+    """Seconds, and rounds, until the headline's target."""
+    body = []
+    for label, row in rows_of("seconds").items():
+        (rounds,) = reached(row, 0.85)["rounds"]
+        body.append([label, str(rounds), seconds_text(row["seconds"][0][rounds - 1])])
+    return table(["method", "rounds to 85 %", "on two cores"], body)
 
 
 def bench() -> str:
@@ -499,8 +505,8 @@ def seconds_text(seconds: float) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     make.__name__.replace("_", "-"): make
     for make in (
-        readme, headline, table1, paper, tally, findings, rivals, private, networks, studies, leaks,
-        bench, costs, memory, jacobians, silos,
+        readme, headline, table1, paper, tally, findings, byzantine, private, hospitals, networks, studies, leaks,
+        seconds, bench, costs, memory, jacobians, silos,
     )
 }  # fmt: skip
 
@@ -510,15 +516,7 @@ def filled(text: str) -> str:
     return BLOCK.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
 
 
-# The README's picture: a row of the comparisons, what it is called, and its colour.
-SHOWN = {
-    "NTK-FL from sums": ("NTK-FL from sums", "#0072b2"),
-    "NTK-FL from rows": ("NTK-FL from rows", "#d55e00"),
-    "ridge, 1500 Fourier features": ("ridge on 1,500 random features", "#009e73"),
-    "FedPM": ("FedPM", "#cc79a7"),
-    "FedAdam": ("FedAdam", "#e69f00"),
-    "FedAvg": ("FedAvg", "#999999"),
-}
+# The README's picture.
 
 
 def picture(rounds: int = 80) -> Figure:
@@ -533,7 +531,7 @@ def picture(rounds: int = 80) -> Figure:
         longest = max(map(len, percents))
         columns = list(zip(*(own + own[-1:] * (longest - len(own)) for own in percents), strict=True))
         x = range(1, len(columns) + 1)
-        curves.plot(x, [statistics.mean(c) for c in columns], color=color, label=name, linewidth=2)
+        curves.plot(x, [statistics.mean(c) for c in columns], color=color, label=name.partition(" (")[0], linewidth=2)
         curves.fill_between(x, list(map(min, columns)), list(map(max, columns)), color=color, alpha=0.2, linewidth=0)
         there = reached(rows[label], 0.85)
         up, down, hit = (statistics.mean(arrived(there[what])) for what in ("uplink_mib", "downlink_mib", "rounds"))

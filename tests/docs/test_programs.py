@@ -63,6 +63,19 @@ SENTENCES: list[tuple[str, str, Callable[[], list[float]]]] = [
         lambda: [hits(TABLES.silo_rows("ten")["K-FAC FedAvg"], percent(TABLES.silo_rows("ten")["FedAvg"], 40) / 100)],
     ),
     (
+        "docs/privacy.md",
+        r"`sum-ntk-fl` has (\d\d\.\d) % after 20 rounds of 20 clients",
+        lambda: [percent(TABLES.rows_of("headline")["NTK-FL from sums"], 20)],
+    ),
+    (
+        "docs/results.md",
+        r"and (\d\.\d) times fewer than FedAvg\.",
+        lambda: [
+            hits(TABLES.rows_of("headline")["FedAvg"], 0.85)
+            / hits(TABLES.rows_of("headline")["NTK-FL (paper settings)"], 0.85)
+        ],
+    ),
+    (
         "docs/methods.md",
         r"after (\d+) rounds with ten clients, after (\d+) instead of (\d+) with a hundred",
         lambda: [

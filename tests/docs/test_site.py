@@ -31,7 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_pages_made_by_the_build_are_there(site: Path) -> None:
     assert "ntkfl report --live" in (site / "commands.html").read_text()
-    assert (site / "results/rivals/curves.png").exists()
+    assert (site / "results/backbone/rounds.png").exists()
     sections = re.findall(r'<h2 id="([\w-]+)"', (site / "options.html").read_text())
     assert sections == ["shared-by-all-methods", *METHODS]
     assert '<h3 id="dirichlet">' in (site / "settings.html").read_text()
