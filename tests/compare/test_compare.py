@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,16 @@ import pytest
 
 import ntkfl
 from ntkfl.compare.captions import caption, options
-from ntkfl.compare.results import Reached, bytes_text, columns, differences, spread, summarise
+from ntkfl.compare.results import Reached, bytes_text, columns, differences, notes, spread, summarise
 from ntkfl.compare.run import read_plan
 from ntkfl.compare.spec import ALONE, Comparison
 from ntkfl.compare.trials import Cell
 from ntkfl.data.dataset import generator
+from ntkfl.devices import processor_name
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.federation.run_folder import RunFolder
+from ntkfl.version import commit
 from tests.compare.comparisons import TOML, command, read
 
 
@@ -30,6 +33,8 @@ def test_end_to_end_and_cached(tmp_path: Path) -> None:
     assert "not in 4" in first.stdout  # nobody reaches 99.9 % in four rounds: an honest cell
     document = json.loads((tmp_path / "out/results.json").read_text())
     ntk, avg = document["rows"]
+    assert document["processor"] == f"{processor_name()}, {os.cpu_count()} cores"
+    assert document.get("commit") == commit()
     assert [len(c) for c in ntk["accuracy"]] == [2, 2]
     assert [len(c) for c in avg["accuracy"]] == [4, 4]
     assert avg["accuracy"] != avg["last_accuracy"]  # both curves from one run
@@ -46,7 +51,13 @@ def test_end_to_end_and_cached(tmp_path: Path) -> None:
     about, _, *table = (tmp_path / "out/table.md").read_text().splitlines()
     assert about.startswith("digits, 30 clients (Dirichlet α = 0.1), 4 per round, mlp with 12 hidden units")
     assert about.endswith("seeds 0, 1 (± is the sample standard deviation over them).")
-    for note in ("- FedAvg − NTK-FL: ", "- FedAvg, accuracy on held-out clients over the last third of rounds: lr 0."):
+    unequal = "unequal averaging of weights makes these curves incomparable: average is 0.9 for NTK-FL, 0.5 for FedAvg"
+    assert unequal in said
+    for note in (
+        f"- {unequal}",
+        "- FedAvg − NTK-FL: ",
+        "- FedAvg, accuracy on held-out clients over the last third of rounds: lr 0.",
+    ):
         assert any(line.startswith(note) for line in table)
     tex = (tmp_path / "out/table.tex").read_text()
     assert r"rounds to 30\% & MiB up + down to 30\% &" in tex
@@ -125,6 +136,24 @@ def test_differences_are_paired_by_seed_with_students_interval(tmp_path: Path) -
     a, b = (replace(row, label=label, accuracy=own, failed=[""] * 3) for label, own in (("a", first), ("b", second)))
     assert differences([a, b]) == ["b − a: +4.0 points of final accuracy (95 % t-interval -1.0 to +9.0, 3 seeds)"]
     assert differences([a, replace(b, failed=["", "x", "x"])]) == []
+
+
+def test_unequal_averaging_is_told_where_rounds_are_averaged(tmp_path: Path) -> None:
+    """A method of one round has none."""
+    comparison = read(tmp_path)
+    row = summarise(comparison, "NTK-FL", {}, [[], []])
+    rows = [replace(row, label=label, average=own) for label, own in (("a", 0.9), ("ridge", None), ("b", 0.9))]
+    assert notes(comparison, rows, {}) == []
+    (line,) = notes(comparison, [*rows, replace(row, label="c", average=0.0)], {})
+    assert line.endswith("average is 0.9 for a, 0.9 for b, 0 for c")
+
+
+def test_no_commit_is_told_without_git_or_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as installed:  # inside a checkout that is another's
+        installed.setattr("ntkfl.version.__file__", str(Path(__file__).parent / "ntkfl" / "version.py"))
+        assert commit() is None
+    monkeypatch.setenv("PATH", "")
+    assert commit() is None
 
 
 def test_captions_say_what_was_run_and_every_option_that_is_not_the_default() -> None:

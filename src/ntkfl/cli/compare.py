@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ntkfl.cli.verbs import stoppable
-from ntkfl.compare.results import Row, columns, differences, search_lines, title, write
+from ntkfl.compare.results import Row, columns, notes, title, write
 from ntkfl.compare.run import carry_out
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell, Workers
@@ -62,7 +62,7 @@ def compare(
             typer.echo("\n".join(line.rstrip() for line in text.get().splitlines()))  # no trailing blanks
     else:
         console.print("no run finished a round")
-    for line in [*differences(rows), *search_lines(comparison, searches)]:
+    for line in notes(comparison, rows, searches):
         console.print(line, markup=False)
     if finished:
         console.print(_pictures(folder, comparison, rows))

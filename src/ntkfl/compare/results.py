@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import statistics
 from collections.abc import Sequence
@@ -19,8 +20,9 @@ from ntkfl.compare.captions import caption, options
 from ntkfl.compare.search import Searches, in_words
 from ntkfl.compare.spec import ALONE, Comparison
 from ntkfl.compare.trials import Cell
+from ntkfl.devices import processor_name
 from ntkfl.progress import percent, plural
-from ntkfl.version import __version__
+from ntkfl.version import __version__, commit
 
 NOTHING_CHOSEN = "nothing chosen: every run of its search failed"
 _T95 = (
@@ -48,6 +50,7 @@ class Row:
     setting: dict[str, Any]
     seeds: list[int]
     length: int
+    average: float | None  # as the runs resolved it; None where none has a second round for it to matter
     accuracy: list[list[float]]  # of the weights the run reports
     last_accuracy: list[list[float]]  # of each round's own weights, without averaging
     uplink_mib: list[list[float]]  # cumulative
@@ -88,6 +91,7 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
         """The same from the first round to each, that round included."""
         return [[*accumulate(weight * number for number in curve)] for curve in curves(name)]
 
+    averaged = (cell.folder for group in cells for cell in group if len(cell.history()) > 1 and cell.folder.holds_run)
     mib = 0 if label == ALONE else 1 / 2**20
     accuracy, up, down = curves("test_accuracy"), summed("uplink_bytes", mib), summed("downlink_bytes", mib)
     return Row(
@@ -95,6 +99,7 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
         setting=setting,
         seeds=list(comparison.seeds),
         length=next((cell.config.rounds for group in cells for cell in group), comparison.rounds),
+        average=next((folder.config()["method"]["average"] for folder in averaged), None),
         accuracy=accuracy,
         last_accuracy=curves("last_accuracy"),
         uplink_mib=up,
@@ -187,6 +192,15 @@ def setting(comparison: Comparison, row: Row) -> str:
     return ", ".join(words) or "defaults"
 
 
+def notes(comparison: Comparison, rows: Sequence[Row], searches: Searches) -> list[str]:
+    """What is said below the table, here and in the terminal: unequal averaging, paired differences, choices."""
+    averages = {row.label: row.average for row in rows if row.average is not None}
+    each = ", ".join(f"{average:g} for {label}" for label, average in averages.items())
+    line = f"unequal averaging of weights makes these curves incomparable: average is {each}"
+    unequal = [line] if len(set(averages.values())) > 1 else []
+    return [*unequal, *differences(rows), *search_lines(comparison, searches)]
+
+
 def differences(rows: Sequence[Row]) -> list[str]:
     """Of each method its last accuracy less that of the file's first method, in points: the mean over the seeds that
     both finished, and its 95 % interval by Student's t. Seeds are pairs: both had the same clients and cohorts.
@@ -253,10 +267,10 @@ def title(comparison: Comparison) -> str:
 def markdown(comparison: Comparison, rows: Sequence[Row], searches: Searches) -> str:
     """table.md: what was compared, the table, paired differences, and how settings were searched."""
     table = columns(comparison, rows)
-    lines = [table, ["---"] * len(table), *zip(*table.values(), strict=True)]
-    text = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-    notes = [*differences(rows), *search_lines(comparison, searches), *score_lines(searches)]
-    return f"{title(comparison)}.\n\n{text}" + "".join(f"\n- {line}" for line in notes) + "\n"
+    cells = [table, ["---"] * len(table), *zip(*table.values(), strict=True)]
+    text = "".join(f"| {' | '.join(line)} |\n" for line in cells)
+    lines = [*notes(comparison, rows, searches), *score_lines(searches)]
+    return f"{title(comparison)}.\n\n{text}" + "".join(f"\n- {line}" for line in lines) + "\n"
 
 
 def latex(comparison: Comparison, rows: Sequence[Row]) -> str:
@@ -292,6 +306,8 @@ def write(folder: Path, comparison: Comparison, rows: Sequence[Row], searches: S
         "command": command,
         "ntkfl": __version__,
         "machine": f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}",
+        "processor": f"{processor_name()}, {os.cpu_count()} cores",
+        **({"commit": found} if (found := commit()) else {}),
         "comparison": comparison.model_dump(mode="json"),
         "searches": {label: found.dump() for label, found in searches.items()},
         "rows": [asdict(row) for row in rows],

@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import platform
-import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
@@ -30,7 +29,7 @@ from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Workers
 from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.progress import ProgressBar
-from ntkfl.version import __version__
+from ntkfl.version import __version__, commit
 
 Scale = Literal["quick", "full"]
 SCALES: tuple[Scale, ...] = ("quick", "full")
@@ -217,16 +216,6 @@ def markdown(item: Item, document: dict[str, Any], found: Findings) -> str:
         lines += ["", "What the paper leaves open, and we chose:", *(f"- {choice}" for choice in document["choices"])]
     head = f"# {item.name}: {item.title}\n\n`{document['command']}`\n\n![figure](figure.png)\n\n"
     return head + "\n".join(lines) + "\n"
-
-
-def commit() -> str | None:
-    """The commit of the source this runs from, with '+' where it was changed since; None outside a checkout."""
-    command = ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
-    try:
-        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return None if done.returncode else done.stdout.strip()
 
 
 def devices(data: Any) -> list[str]:
