@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from functools import partial
 
 import pytest
 
-from ntkfl.federation import simulation
 from ntkfl.federation.simulation import Progress
 from ntkfl.progress import ProgressBar, span
 
@@ -36,7 +34,7 @@ def rounds(progress: Progress, clock: Clock, numbers: Iterable[int], total: int)
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(simulation, "ProgressBar", partial(ProgressBar, clock=clock))
+    monkeypatch.setattr("ntkfl.progress.monotonic", clock)
     return clock
 
 
@@ -55,9 +53,10 @@ def test_a_log_that_was_asked_for_gets_a_line_now_and_then_and_the_last(
     assert capsys.readouterr().err.splitlines()[0].endswith("(65 %, 28 s left)")
 
 
-def test_the_time_left_follows_from_the_pace_and_the_worth_of_pieces(capfd: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
-    with ProgressBar(10, clock=clock) as bar:
+def test_the_time_left_follows_from_the_pace_and_the_worth_of_pieces(
+    clock: Clock, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with ProgressBar(10) as bar:
         bar.begin("first", 2)
         clock.now += 30
         bar.begin("second", 3)  # so the first has ended: 2 of 10 in 30 s

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any, Self
 
 from rich.console import Console
@@ -20,20 +20,19 @@ class ProgressBar:
     left supposes that pieces take alike; one may be worth several. All on standard error.
     """
 
-    def __init__(
-        self, total: float, what: str = "", *, quiet: bool = False, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, total: float, what: str = "", *, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self.live = self.console.is_terminal and not self.console.is_jupyter and not quiet
         self.total, self.done, self.what = total, 0.0, what
         self.skipped = 0.0  # pieces that were done before this began, as of a run that is resumed
-        self._clock, self._began, self._said, self._under_way = clock, clock(), clock(), 0.0
+        self._began = self._said = monotonic()
+        self._under_way = 0.0
         columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("[cyan]{task.fields[how_far]}"))
         self._bar = Progress(*columns, console=self.console, transient=True, disable=not self.live)
         self._task = self._bar.add_task(what, total=total, how_far="")
 
     def __enter__(self) -> Self:
-        self._began = self._clock()
+        self._began = monotonic()
         self._bar.start()
         return self
 
@@ -55,7 +54,7 @@ class ProgressBar:
         self._under_way = 0.0
         if self.live and line:
             self.console.print(line, soft_wrap=True)
-        elif not self.live and (line or self._clock() - self._said > LOG_S):
+        elif not self.live and (line or monotonic() - self._said > LOG_S):
             self._print(line or self.what)
 
     def _count(self, pieces: float, what: str) -> None:
@@ -63,7 +62,7 @@ class ProgressBar:
         self._bar.update(self._task, total=self.total, completed=self.done, description=what, how_far=self.how_far())
 
     def _print(self, line: str) -> None:
-        self._said = self._clock()
+        self._said = monotonic()
         self.console.print(f"{line}  ({self.how_far()})", soft_wrap=True)
 
     def how_far(self) -> str:
@@ -71,12 +70,14 @@ class ProgressBar:
         share = f"{100 * self.done / self.total:.0f} %" if self.total else "100 %"
         if self.done <= self.skipped:
             return share
-        each = (self._clock() - self._began) / (self.done - self.skipped)
+        each = (monotonic() - self._began) / (self.done - self.skipped)
         return f"{share}, {span(each * (self.total - self.done))} left"
 
 
 class RoundTable:
-    """Rounds as they end, a row each on standard output, and a summary. `remarks` gives lines to print below a row."""
+    """A callback of runs: rounds as they end, a row each on standard output, and a summary. `remarks` gives lines to
+    print below a row.
+    """
 
     def __init__(
         self, rounds: int, remarks: Callable[[Record], Sequence[str]] = lambda record: (), *, quiet: bool = False
@@ -84,20 +85,20 @@ class RoundTable:
         self.console = Console(quiet=quiet, highlight=False)
         self._rounds, self._remarks, self._seconds = rounds, remarks, list[float]()
 
-    def note(self, line: str) -> None:
+    def on_start(self, line: str) -> None:
         """A line that is no row, dimmed."""
         self.console.print(line, style="dim", soft_wrap=True)
 
-    def show(self, record: Record, timing: Record) -> None:
+    def on_round(self, record: Record, timing: Record) -> None:
         """A row, with the time left if the other rounds take as long as those so far."""
         if not self._seconds:
-            self.note(HEADER)
+            self.on_start(HEADER)
         self._seconds.append(timing["seconds"])
         left = round(sum(self._seconds) / len(self._seconds) * (self._rounds - record["round"]))
         short = f"{left // 60}:{left % 60:02d}" if left < 3600 else f"{left // 3600}h{left // 60 % 60:02d}"
         self.console.print(f"{row(record, timing)}  {short:>5}", soft_wrap=True)
         for line in self._remarks(record):
-            self.note(f"       {line}")
+            self.on_start(f"       {line}")
 
     def summary(self, history: Sequence[Record], timings: Sequence[Record], out: Path | None) -> None:
         """The last accuracy (or loss) and the best, the privacy spent, bytes and time in all, and where it is kept."""

@@ -37,10 +37,9 @@ def compare(
     Example: ntkfl compare configs/quickstart.toml
     """
     console = Console(highlight=False, soft_wrap=True)
-    comparison, note = Comparison.read(config).with_available_data()
+    comparison, note = Comparison.read(config).prepared()
     if note:
         console.print(note, style="yellow", markup=False)
-    comparison = comparison.with_hold_out()
     folder = out or Path("runs") / comparison.name
     watcher = Watcher(console)
 
@@ -49,9 +48,9 @@ def compare(
             console.print(f"{plural(waiting, 'run')} to do; to watch: ntkfl report --live {folder}")
 
     again = f"ntkfl compare {config}{f' --out {out}' if out else ''}"
-    pool = Workers(workers or min(os.cpu_count() or 1, 16), device)
+    pool = Workers(workers or min(os.cpu_count() or 1, 16), device, watcher.watch)
     with stoppable(lambda: f"stopped; finished runs are kept, continue with: {again}"), pool, watcher:
-        rows, searches = carry_out(comparison, folder, pool, watcher.watch, planned)
+        rows, searches = carry_out(comparison, folder, pool, planned)
     finished = any(any(row.accuracy) for row in rows)
     if finished:
         write(folder, comparison, rows, searches, shlex.join(["ntkfl", *sys.argv[1:]]))

@@ -32,11 +32,6 @@ class Chosen:
     best: Setting = ()
 
     @property
-    def score(self) -> float | None:
-        """The best setting's."""
-        return self.scores[self.best][1] if self.best else None
-
-    @property
     def nothing(self) -> bool:
         """Whether every setting failed, so that nothing was chosen."""
         return bool(self.entry.grid) and not self.best
@@ -55,7 +50,7 @@ class Chosen:
             "fixed": self.entry.method,
             "searched": {name: sorted(values) for name, values in self.entry.grid.items()},
             "chosen": dict(self.best),
-            "held_out_score": self.score,
+            "held_out_score": self.scores[self.best][1] if self.best else None,
             "still_at_edge": self.at_edge,
             "scores": [{"setting": dict(point), "rounds": rounds, "score": score} for point, (rounds, score) in points],
         }

@@ -139,30 +139,29 @@ class Comparison(Options, title="a comparison"):
         with read_from(path):
             return Comparison(**values)
 
-    def with_available_data(self) -> tuple[Comparison, str]:
-        """This comparison, on its `fallback` where its data cannot be downloaded, and a line that says so."""
-        if self.fallback is None or self.data.dataset not in NAMES:
-            return self, ""
-        try:
-            load(self.data.dataset)
-        except DataError as error:
-            why = f"{self.data.dataset} could not be downloaded, so the built-in {self.fallback.dataset} serve instead"
-            return self.model_copy(update={"data": self.fallback}), f"{why}.\n{error}"
-        return self, ""
+    def prepared(self) -> tuple[Comparison, str]:
+        """This comparison as it is carried out, and a line where that is on its `fallback`, as its data cannot be
+        downloaded. The number of clients that score settings is filled in where some are searched.
+        """
+        note, changes = "", dict[str, Any]()
+        if self.fallback is not None and self.data.dataset in NAMES:
+            try:
+                load(self.data.dataset)
+            except DataError as error:
+                own, other = self.data.dataset, self.fallback.dataset
+                note = f"{own} could not be downloaded, so the built-in {other} serve instead.\n{error}"
+                changes["data"] = self.fallback
+        found = self.model_copy(update=changes)
+        if self.search.hold_out is None and any(entry.grid for entry in self.methods):
+            clients = len(load_data(found.run(self.methods[0], self.seeds[0], {})))
+            changes["search"] = self.search.model_copy(update={"hold_out": max(1, round(_HELD_OUT * clients))})
+        return self.model_copy(update=changes), note
 
     @property
     def rungs(self) -> tuple[int, ...]:
         """Rounds after which settings are compared: a setting is not to be chosen for rounds that nobody reports."""
         most = max(entry.rounds or self.rounds for entry in self.methods)
         return self.search.rounds or tuple(sorted({min(10, most), min(30, most)}))
-
-    def with_hold_out(self) -> Comparison:
-        """With the number of clients that score settings, where some are searched and no number was given."""
-        if self.search.hold_out is not None or not any(entry.grid for entry in self.methods):
-            return self
-        clients = len(load_data(self.run(self.methods[0], self.seeds[0], {})))
-        search = self.search.model_copy(update={"hold_out": max(1, round(_HELD_OUT * clients))})
-        return self.model_copy(update={"search": search})
 
     @property
     def entries(self) -> tuple[Entry, ...]:

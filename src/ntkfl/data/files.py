@@ -25,7 +25,7 @@ from ntkfl.data.catalog import NAMES, load
 from ntkfl.data.dataset import Dataset
 from ntkfl.data.own import PICTURES, from_clients, from_folders, pictures, read_picture
 from ntkfl.data.published import read_npz
-from ntkfl.errors import DataError, unknown
+from ntkfl.errors import DataError
 from ntkfl.extras import missing
 
 if TYPE_CHECKING:
@@ -68,8 +68,6 @@ def open_dataset(name: str, classes: Sequence[str] | None = None, **columns: str
         return load(name)
     if is_data_file(name):
         return from_file(name, classes=classes, **columns)
-    if not is_own(name):
-        raise unknown("dataset", name, (*NAMES, *FORMS))
     first = next((p for p in sorted(Path(name).glob("*/*/*")) if p.suffix.lower() in PICTURES), None)
     if first is None:
         raise DataError(f"{name} holds no pictures as CLIENT/CLASS/FILE, beside test/CLASS/FILE")

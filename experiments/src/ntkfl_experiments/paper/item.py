@@ -81,9 +81,9 @@ class Context:
 
     def compare(self, comparison: Comparison) -> tuple[list[Row], Searches]:
         """A comparison's rows; its finished runs are kept under its name, for all items that use that name."""
-        pool, watcher = Workers(self.workers, self.device), Watcher(self.console)
-        with pool, watcher:
-            found = carry_out(comparison, self.folder.parent / comparison.name, pool, watcher.watch)
+        watcher = Watcher(self.console)
+        with Workers(self.workers, self.device, watcher.watch) as pool, watcher:
+            found = carry_out(comparison.prepared()[0], self.folder.parent / comparison.name, pool)
         if pool.broken:
             cell = pool.broken[0]
             raise NTKFLError(f"{cell.label}, seed {cell.config.seed}: {cell.error}")
