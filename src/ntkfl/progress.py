@@ -46,16 +46,12 @@ class ProgressBar:
         if not self.live:
             self._print(what)
 
-    def end(self, line: str = "", pieces: float = 1, what: str = "") -> None:
-        """What was begun last is done, or else `pieces`. `line` is for people; without it a log seldom hears, and then
-        `what` the bar says.
-        """
+    def end(self, what: str = "", pieces: float = 1) -> None:
+        """What was begun last is done, or else `pieces`; a log seldom hears of it."""
         self._count(self._under_way or pieces, what or self.what)
         self._under_way = 0.0
-        if self.live and line:
-            self.console.print(line, soft_wrap=True)
-        elif not self.live and (line or monotonic() - self._said > LOG_S):
-            self._print(line or self.what)
+        if not self.live and monotonic() - self._said > LOG_S:
+            self._print(self.what)
 
     def _count(self, pieces: float, what: str) -> None:
         self.done, self.what = min(self.total, self.done + pieces), what
@@ -96,7 +92,17 @@ class RoundTable:
         self._seconds.append(timing["seconds"])
         left = round(sum(self._seconds) / len(self._seconds) * (self._rounds - record["round"]))
         short = f"{left // 60}:{left % 60:02d}" if left < 3600 else f"{left // 3600}h{left // 60 % 60:02d}"
-        self.console.print(f"{row(record, timing)}  {short:>5}", soft_wrap=True)
+
+        def number(name: str, form: str) -> str:
+            return "—" if record[name] is None else format(record[name], form)
+
+        accuracy = "—" if record["test_accuracy"] is None else percent(record["test_accuracy"])
+        self.console.print(
+            f"{record['round']:5d}  {accuracy:>8}  {number('test_loss', '.4f'):>9}  {number('train_loss', '.4f'):>10}"
+            f"  {number('steps', '.0f'):>6}  {record['uplink_bytes'] / 2**20:6.1f}"
+            f"  {record['downlink_bytes'] / 2**20:8.1f}  {timing['seconds']:7.1f}  {short:>5}",
+            soft_wrap=True,
+        )
         for line in self._remarks(record):
             self.on_start(f"       {line}")
 
@@ -119,20 +125,6 @@ class RoundTable:
         self.console.print(f"{up:.1f} MiB up, {down:.1f} MiB down, {sum(t['seconds'] for t in timings):.1f} s")
         if out is not None:
             self.console.print(f"run folder: {out}", soft_wrap=True)
-
-
-def row(record: Record, timing: Record) -> str:
-    """A round below `HEADER`, without the time left."""
-
-    def number(name: str, form: str) -> str:
-        return "—" if record[name] is None else format(record[name], form)
-
-    accuracy = "—" if record["test_accuracy"] is None else percent(record["test_accuracy"])
-    return (
-        f"{record['round']:5d}  {accuracy:>8}  {number('test_loss', '.4f'):>9}  {number('train_loss', '.4f'):>10}"
-        f"  {number('steps', '.0f'):>6}  {record['uplink_bytes'] / 2**20:6.1f}"
-        f"  {record['downlink_bytes'] / 2**20:8.1f}  {timing['seconds']:7.1f}"
-    )
 
 
 def percent(share: float, digits: int = 1) -> str:

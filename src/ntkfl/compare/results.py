@@ -206,16 +206,12 @@ def differences(rows: Sequence[Row]) -> list[str]:
     both finished, and its 95 % interval by Student's t. Seeds are pairs: both had the same clients and cohorts.
     """
     ends = [
-        {
-            seed: curve[-1]
-            for seed, curve, why in zip(row.seeds, row.accuracy, row.failed, strict=True)
-            if curve and not why
-        }
+        [None if why or not curve else curve[-1] for curve, why in zip(row.accuracy, row.failed, strict=True)]
         for row in rows
     ]
     lines = []
     for row, own in zip(rows[1:], ends[1:], strict=True):
-        pairs = [100 * (own[seed] - ends[0][seed]) for seed in own if seed in ends[0]]
+        pairs = [100 * (a - b) for a, b in zip(own, ends[0], strict=True) if a is not None and b is not None]
         if len(pairs) < 2:
             continue
         mean, t = statistics.fmean(pairs), _T95[min(len(pairs), len(_T95)) - 2]
@@ -246,11 +242,8 @@ def score_lines(searches: Searches) -> list[str]:
             f"{in_words(point)}: {'failed' if score is None else percent(score)} ({plural(rounds, 'round')})"
             for point, (rounds, score) in found.scores.items()
         ]
-        lines += (
-            [f"{label}, accuracy on held-out clients over the last third of rounds: {'; '.join(points)}"]
-            if points
-            else []
-        )
+        if points:
+            lines.append(f"{label}, accuracy on held-out clients over the last third of rounds: {'; '.join(points)}")
     return lines
 
 

@@ -451,7 +451,7 @@ class Progress:
                 reached = f", test accuracy {percent(accuracy)}"
             if not self._bar.done:  # the first round heard of is a later one where a run was resumed
                 self._bar.done = self._bar.skipped = record["round"] - 1
-            self._bar.end(what=f"round {record['round']} of {self._bar.total}{reached}")
+            self._bar.end(f"round {record['round']} of {self._bar.total}{reached}")
 
     def on_end(self) -> None:
         """Take the bar away, and leave its last line."""
