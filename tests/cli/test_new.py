@@ -33,7 +33,6 @@ def test_a_new_project_trains_and_passes_its_own_tests(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["2sites"], "cannot be a Python package"),
         (["class"], "cannot be a Python package"),
         (["a.b"], "cannot be a Python package"),
         (["two_sites", "--flower"], "cannot be a Flower app"),
