@@ -41,7 +41,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_a_log_that_was_asked_for_gets_a_line_now_and_then_and_the_last(
     clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rounds(Progress(), clock, range(1, 8), 20)
+    progress = Progress()
+    rounds(progress, clock, range(1, 8), 20)
     assert capsys.readouterr().err.splitlines() == [
         "round 3 of 20, test accuracy 3.0 %  (15 %, 1:08 min left)",
         "round 6 of 20, test accuracy 6.0 %  (30 %, 56 s left)",
@@ -49,7 +50,9 @@ def test_a_log_that_was_asked_for_gets_a_line_now_and_then_and_the_last(
     ]
     rounds(Progress(log=False), clock, range(1, 21), 20)
     assert capsys.readouterr() == ("", "")
-    rounds(Progress(), clock, range(11, 15), 20)  # a run that is resumed: its pace is that of its own rounds
+    rounds(
+        progress, clock, range(11, 15), 20
+    )  # used again, for a run that is resumed: its pace is that of its own rounds
     assert capsys.readouterr().err.splitlines()[0].endswith("(65 %, 28 s left)")
 
 

@@ -25,14 +25,13 @@ class ProgressBar:
         self.live = self.console.is_terminal and not self.console.is_jupyter and not quiet
         self.total, self.done, self.what = total, 0.0, what
         self.skipped = 0.0  # pieces that were done before this began, as of a run that is resumed
-        self._began = self._said = monotonic()
         self._under_way = 0.0
         columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("[cyan]{task.fields[how_far]}"))
         self._bar = Progress(*columns, console=self.console, transient=True, disable=not self.live)
         self._task = self._bar.add_task(what, total=total, how_far="")
 
     def __enter__(self) -> Self:
-        self._began = monotonic()
+        self._began = self._said = monotonic()
         self._bar.start()
         return self
 
