@@ -49,7 +49,7 @@ def compare(
 
     again = f"ntkfl compare {config}{f' --out {out}' if out else ''}"
     pool = Workers(workers or min(os.cpu_count() or 1, 16), device, watcher.watch)
-    with stoppable(lambda: f"stopped; finished runs are kept, continue with: {again}"), pool, watcher:
+    with stoppable(lambda: f"stopped; finished runs are kept, continue with: {again}"), pool, watcher.status:
         rows, searches = carry_out(comparison, folder, pool, planned)
     finished = any(any(row.accuracy) for row in rows)
     if finished:
@@ -120,20 +120,13 @@ def _table(title: str, every: Mapping[str, Sequence[str]], headings: Sequence[st
 
 
 class Watcher:
-    """A line for every run that ends, and in a terminal how many have."""
+    """A line for every run that ends, and inside of `status`, in a terminal, how many have."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.status = console.status("")
         # By folder and length, as a search goes on with a run: each has its line, and its files are not read again.
         self.ended: set[tuple[Path, int]] = set()
-
-    def __enter__(self) -> None:
-        if self.console.is_terminal:
-            self.status.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.status.stop()
 
     def watch(self, cells: Sequence[Cell]) -> None:
         """Say which of these runs ended since the last call."""

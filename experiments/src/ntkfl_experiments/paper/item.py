@@ -82,7 +82,7 @@ class Context:
     def compare(self, comparison: Comparison) -> tuple[list[Row], Searches]:
         """A comparison's rows; its finished runs are kept under its name, for all items that use that name."""
         watcher = Watcher(self.console)
-        with Workers(self.workers, self.device, watcher.watch) as pool, watcher:
+        with Workers(self.workers, self.device, watcher.watch) as pool, watcher.status:
             found = carry_out(comparison.prepared()[0], self.folder.parent / comparison.name, pool)
         if pool.broken:
             cell = pool.broken[0]
