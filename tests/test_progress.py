@@ -56,22 +56,20 @@ def test_a_log_that_was_asked_for_gets_a_line_now_and_then_and_the_last(
     assert capsys.readouterr().err.splitlines()[0].endswith("(65 %, 28 s left)")
 
 
-def test_the_time_left_follows_from_the_pace_and_the_worth_of_pieces(
-    clock: Clock, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_time_left_follows_from_the_pace(clock: Clock, capfd: pytest.CaptureFixture[str]) -> None:
     with ProgressBar(10) as bar:
-        bar.begin("first", 2)
+        bar.begin("first")
         clock.now += 30
-        bar.begin("second", 3)  # so the first has ended: 2 of 10 in 30 s
+        bar.begin("second")  # so the first has ended: 1 of 10 in 30 s
         clock.now += 20
-        bar.end("second done")  # 5 of 10 in 50 s
-        bar.end(pieces=4)
+        bar.end("second done")  # 2 of 10 in 50 s
+        bar.end(pieces=7)
         assert bar.how_far() == "90 %, 6 s left"
         bar.end(pieces=4)  # never beyond the end
         assert bar.how_far() == "100 %, 0 s left"
     out, err = capfd.readouterr()
     assert out == ""
-    assert err.splitlines() == ["first  (0 %)", "second  (20 %, 2:00 min left)", "second done  (50 %, 50 s left)"]
+    assert err.splitlines() == ["first  (0 %)", "second  (10 %, 4:30 min left)", "second done  (20 %, 3:20 min left)"]
 
 
 @pytest.mark.parametrize(

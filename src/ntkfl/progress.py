@@ -17,7 +17,7 @@ HEADER = "round  accuracy  test loss  train loss   steps  MiB up  MiB down  seco
 
 class ProgressBar:
     """`begin` says what is under way, and so that what was before it is done; `end` that something is done. The time
-    left supposes that pieces take alike; one may be worth several. All on standard error.
+    left supposes that pieces take alike. All on standard error.
     """
 
     def __init__(self, total: float, what: str = "", *, quiet: bool = False) -> None:
@@ -25,7 +25,7 @@ class ProgressBar:
         self.live = self.console.is_terminal and not self.console.is_jupyter and not quiet
         self.total, self.done, self.what = total, 0.0, what
         self.skipped = 0.0  # pieces that were done before this began, as of a run that is resumed
-        self._under_way = 0.0
+        self._under_way = 0
         columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("[cyan]{task.fields[how_far]}"))
         self._bar = Progress(*columns, console=self.console, transient=True, disable=not self.live)
         self._task = self._bar.add_task(what, total=total, how_far="")
@@ -38,17 +38,17 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def begin(self, what: str, pieces: float = 1) -> None:
-        """What is under way now, and its worth; a log gets a line of it."""
+    def begin(self, what: str) -> None:
+        """What is under way now; a log gets a line of it."""
         self._count(self._under_way, what)
-        self._under_way = pieces
+        self._under_way = 1
         if not self.live:
             self._print(what)
 
     def end(self, what: str = "", pieces: float = 1) -> None:
-        """What was begun last is done, or else `pieces`; a log seldom hears of it."""
-        self._count(self._under_way or pieces, what or self.what)
-        self._under_way = 0.0
+        """What was begun last is done, or so many pieces; a log seldom hears of it."""
+        self._count(pieces, what or self.what)
+        self._under_way = 0
         if not self.live and monotonic() - self._said > LOG_S:
             self._print(self.what)
 
@@ -74,9 +74,7 @@ class RoundTable:
     print below a row.
     """
 
-    def __init__(
-        self, rounds: int, remarks: Callable[[Record], Sequence[str]] = lambda record: (), *, quiet: bool = False
-    ) -> None:
+    def __init__(self, rounds: int, remarks: Callable[[Record], Sequence[str]], *, quiet: bool = False) -> None:
         self.console = Console(quiet=quiet, highlight=False)
         self._rounds, self._remarks, self._seconds = rounds, remarks, list[float]()
 

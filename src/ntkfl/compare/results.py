@@ -63,10 +63,10 @@ class Row:
 
     def lines(self) -> list[dict[str, Any]]:
         """A seed each, by what it ended with: for a data frame."""
-        curves = {name: getattr(self, name) for name in ("accuracy", "uplink_mib", "downlink_mib", "seconds")}
+        ends = ("accuracy", "uplink_mib", "downlink_mib", "seconds")
         return [
             {"method": self.label, "seed": seed, "rounds": len(self.accuracy[i])}
-            | {name: own[i][-1] if own[i] else None for name, own in curves.items()}
+            | {name: next(reversed(getattr(self, name)[i]), None) for name in ends}
             | {f"rounds to {100 * reached.target:g}%": reached.rounds[i] for reached in self.reached}
             | {"failed": self.failed[i]}
             for i, seed in enumerate(self.seeds)
@@ -91,7 +91,6 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
         """The same from the first round to each, that round included."""
         return [[*accumulate(weight * number for number in curve)] for curve in curves(name)]
 
-    averaged = (cell.folder for group in cells for cell in group if len(cell.history()) > 1 and cell.folder.holds_run)
     mib = 0 if label == ALONE else 1 / 2**20
     accuracy, up, down = curves("test_accuracy"), summed("uplink_bytes", mib), summed("downlink_bytes", mib)
     return Row(
@@ -99,7 +98,9 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
         setting=setting,
         seeds=list(comparison.seeds),
         length=next((cell.config.rounds for group in cells for cell in group), comparison.rounds),
-        average=next((folder.config()["method"]["average"] for folder in averaged), None),
+        average=next(
+            (c.folder.config()["method"]["average"] for own in cells for c in own if len(c.history()) > 1), None
+        ),
         accuracy=accuracy,
         last_accuracy=curves("last_accuracy"),
         uplink_mib=up,
@@ -132,7 +133,9 @@ def columns(comparison: Comparison, rows: Sequence[Row]) -> dict[str, list[str]]
     shown: dict[str, int | None] = {f"% r{r}": r for r in comparison.show_rounds if r <= max(lengths)}
     shown |= {f"% r{max(lengths)}": max(lengths)} if len(lengths) == 1 else {"% last": None}
     table = {"method": [row.label for row in rows]}
-    table |= {heading: [accuracy_at(row, round) for row in rows] for heading, round in shown.items()}
+    for heading, round in shown.items():  # over the seeds that got so far
+        at = slice(-1, None) if round is None else slice(round - 1, round)
+        table[heading] = [spread([100 * a for curve in row.accuracy for a in curve[at]], 1) for row in rows]
     for i, target in enumerate(comparison.targets):
         table[f"rounds to {100 * target:g}%"] = [rounds_text(row, row.reached[i]) for row in rows]
         table[f"MiB up + down to {100 * target:g}%"] = [bytes_text(row.reached[i]) for row in rows]
@@ -151,12 +154,6 @@ def spread(values: Sequence[float | None], digits: int = 0) -> str:
     if len(there) > 1:
         text += f" ± {statistics.stdev(there):.{digits}f}"
     return text if len(there) == len(values) else f"{text} ({len(there)} of {len(values)})"
-
-
-def accuracy_at(row: Row, round: int | None) -> str:
-    """Accuracy at a round, or at each seed's last, over the seeds that got so far: '84.2 ± 0.3', in percent."""
-    reached = [curve for curve in row.accuracy if len(curve) >= (round or 1)]
-    return spread([100 * curve[-1 if round is None else round - 1] for curve in reached], 1)
 
 
 def rounds_text(row: Row, reached: Reached) -> str:
@@ -230,7 +227,8 @@ def search_lines(comparison: Comparison, searches: Searches) -> list[str]:
         if found.at_edge:
             names = " and ".join(found.at_edge)
             choice += f", at the edge of what was tried in {names}: a wider grid may have better"
-        lines += [f"{label}: searched {'; '.join(tried)} on {clients}; {choice}"] if tried else []
+        if tried:
+            lines.append(f"{label}: searched {'; '.join(tried)} on {clients}; {choice}")
     return lines
 
 
@@ -252,9 +250,9 @@ def score_lines(searches: Searches) -> list[str]:
 
 def title(comparison: Comparison) -> str:
     """What all runs have in common, in a sentence."""
-    seeds = ", ".join(map(str, comparison.seeds))
-    words = [caption(comparison.common), f"seed{'s' * (len(comparison.seeds) > 1)} {seeds}"]
-    return ", ".join(words) + (" (± is the sample standard deviation over them)" if len(comparison.seeds) > 1 else "")
+    seeds, several = ", ".join(map(str, comparison.seeds)), len(comparison.seeds) > 1
+    words = f"{caption(comparison.common)}, seed{'s' * several} {seeds}"
+    return words + " (± is the sample standard deviation over them)" * several
 
 
 def markdown(comparison: Comparison, rows: Sequence[Row], searches: Searches) -> str:
@@ -300,11 +298,12 @@ def write(folder: Path, comparison: Comparison, rows: Sequence[Row], searches: S
         "ntkfl": __version__,
         "machine": f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}",
         "processor": f"{processor_name()}, {os.cpu_count()} cores",
-        **({"commit": found} if (found := commit()) else {}),
         "comparison": comparison.model_dump(mode="json"),
         "searches": {label: found.dump() for label, found in searches.items()},
         "rows": [asdict(row) for row in rows],
     }
+    if found := commit():
+        document["commit"] = found
     # Five significant digits: enough for any figure, and a file small enough to keep.
     rounded = json.loads(json.dumps(document), parse_float=lambda number: float(f"{float(number):.5g}"))
     write_atomically(folder / "results.json", (json.dumps(rounded) + "\n").encode())

@@ -95,8 +95,11 @@ def carry_out(
         write_plan(folder, comparison, every)
         planned(len({cell.key for cell in every if not cell.finished}))
         pool.run(every)
-    settings = {label: found.entry.method | dict(found.best) for label, found in chosen.items()}
-    return [summarise(comparison, label, settings[label], cells[label]) for label in chosen], chosen
+    rows = [
+        summarise(comparison, label, found.entry.method | dict(found.best), cells[label])
+        for label, found in chosen.items()
+    ]
+    return rows, chosen
 
 
 def _cells(comparison: Comparison, found: Chosen, seed: int, root: Path) -> list[Cell]:

@@ -82,9 +82,10 @@ class Entry(Options, title="[[methods]]"):
     def with_options(self, options: Mapping[str, float]) -> dict[str, Any]:
         """`method`, `privacy` and `robust` of a run with these searched options, each where it belongs."""
         own, robust = method_class(self.method).model_fields, self.robust
-        others = {name: value for name, value in options.items() if name not in own}
-        of_privacy = {name: value for name, value in others.items() if name in Privacy.model_fields}
-        of_robust = {name: value for name, value in others.items() if name in Robust.model_fields}
+        of_privacy, of_robust = (
+            {name: value for name, value in options.items() if name in kind.model_fields and name not in own}
+            for kind in (Privacy, Robust)
+        )
         of_method = {name: value for name, value in options.items() if name not in of_privacy | of_robust}
         if of_robust:
             robust = Robust(**(Robust() if robust == "on" else robust).model_dump() | of_robust)
@@ -143,19 +144,19 @@ class Comparison(Options, title="a comparison"):
         """This comparison as it is carried out, and a line where that is on its `fallback`, as its data cannot be
         downloaded. The number of clients that score settings is filled in where some are searched.
         """
-        note, changes = "", dict[str, Any]()
+        found, note = self, ""
         if self.fallback is not None and self.data.dataset in NAMES:
             try:
                 load(self.data.dataset)
             except DataError as error:
                 own, other = self.data.dataset, self.fallback.dataset
                 note = f"{own} could not be downloaded, so the built-in {other} serve instead.\n{error}"
-                changes["data"] = self.fallback
-        found = self.model_copy(update=changes)
+                found = self.model_copy(update={"data": self.fallback})
         if self.search.hold_out is None and any(entry.grid for entry in self.methods):
             clients = len(load_data(found.run(self.methods[0], self.seeds[0], {})))
-            changes["search"] = self.search.model_copy(update={"hold_out": max(1, round(_HELD_OUT * clients))})
-        return self.model_copy(update=changes), note
+            search = self.search.model_copy(update={"hold_out": max(1, round(_HELD_OUT * clients))})
+            found = found.model_copy(update={"search": search})
+        return found, note
 
     @property
     def rungs(self) -> tuple[int, ...]:
