@@ -20,15 +20,15 @@ class ProgressBar:
     left supposes that pieces take alike. All on standard error.
     """
 
-    def __init__(self, total: float, what: str = "", *, quiet: bool = False) -> None:
+    def __init__(self, total: float, *, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self.live = self.console.is_terminal and not self.console.is_jupyter and not quiet
-        self.total, self.done, self.what = total, 0.0, what
+        self.total, self.done, self.what = total, 0.0, ""
         self.skipped = 0.0  # pieces that were done before this began, as of a run that is resumed
         self._under_way = 0
         columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("[cyan]{task.fields[how_far]}"))
         self._bar = Progress(*columns, console=self.console, transient=True, disable=not self.live)
-        self._task = self._bar.add_task(what, total=total, how_far="")
+        self._task = self._bar.add_task("", total=total, how_far="")
 
     def __enter__(self) -> Self:
         self._began = self._said = monotonic()

@@ -91,6 +91,7 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
         """The same from the first round to each, that round included."""
         return [[*accumulate(weight * number for number in curve)] for curve in curves(name)]
 
+    averaged = (cell.folder for group in cells for cell in group if len(cell.history()) > 1)
     mib = 0 if label == ALONE else 1 / 2**20
     accuracy, up, down = curves("test_accuracy"), summed("uplink_bytes", mib), summed("downlink_bytes", mib)
     return Row(
@@ -98,9 +99,7 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
         setting=setting,
         seeds=list(comparison.seeds),
         length=next((cell.config.rounds for group in cells for cell in group), comparison.rounds),
-        average=next(
-            (c.folder.config()["method"]["average"] for own in cells for c in own if len(c.history()) > 1), None
-        ),
+        average=next((folder.config()["method"]["average"] for folder in averaged), None),
         accuracy=accuracy,
         last_accuracy=curves("last_accuracy"),
         uplink_mib=up,
@@ -225,8 +224,7 @@ def search_lines(comparison: Comparison, searches: Searches) -> list[str]:
         tried = [f"{name} in {{{', '.join(f'{v:g}' for v in sorted(own))}}}" for name, own in found.entry.grid.items()]
         choice = "every run of it failed, so nothing was chosen" if found.nothing else f"chose {in_words(found.best)}"
         if found.at_edge:
-            names = " and ".join(found.at_edge)
-            choice += f", at the edge of what was tried in {names}: a wider grid may have better"
+            choice += f", at the edge of what was tried in {' and '.join(found.at_edge)}: a wider grid may have better"
         if tried:
             lines.append(f"{label}: searched {'; '.join(tried)} on {clients}; {choice}")
     return lines
@@ -252,7 +250,7 @@ def title(comparison: Comparison) -> str:
     """What all runs have in common, in a sentence."""
     seeds, several = ", ".join(map(str, comparison.seeds)), len(comparison.seeds) > 1
     words = f"{caption(comparison.common)}, seed{'s' * several} {seeds}"
-    return words + " (± is the sample standard deviation over them)" * several
+    return words + (" (± is the sample standard deviation over them)" if several else "")
 
 
 def markdown(comparison: Comparison, rows: Sequence[Row], searches: Searches) -> str:

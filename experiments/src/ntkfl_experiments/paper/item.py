@@ -63,7 +63,8 @@ class Context:
         A key must hold everything its answer depends on: sizes, seeds, data.
         """
         found = []
-        with ProgressBar(len(keys), what, quiet=self.quiet) as bar:
+        with ProgressBar(len(keys), quiet=self.quiet) as bar:
+            bar.begin(what)
             for key in keys:
                 found.append(self._kept(what, key, compute))
                 bar.end()
