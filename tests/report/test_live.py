@@ -33,7 +33,8 @@ def server(runs: Path, going: RunFolder) -> Iterator[LiveServer]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server
-    server.stop()
+    server.closing.set()
+    server.shutdown()
     thread.join(10)
     server.server_close()
 
