@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from ntkfl_experiments.bench.report import processor_name
 
 import ntkfl
+from ntkfl.devices import processor_name
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from functools import partial
 
 import pytest
 
-from ntkfl.federation import simulation
 from ntkfl.federation.simulation import Progress
 from ntkfl.progress import ProgressBar, span
 
@@ -36,14 +34,15 @@ def rounds(progress: Progress, clock: Clock, numbers: Iterable[int], total: int)
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(simulation, "ProgressBar", partial(ProgressBar, clock=clock))
+    monkeypatch.setattr("ntkfl.progress.monotonic", clock)
     return clock
 
 
 def test_a_log_that_was_asked_for_gets_a_line_now_and_then_and_the_last(
     clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rounds(Progress(), clock, range(1, 8), 20)
+    progress = Progress()
+    rounds(progress, clock, range(1, 8), 20)
     assert capsys.readouterr().err.splitlines() == [
         "round 3 of 20, test accuracy 3.0 %  (15 %, 1:08 min left)",
         "round 6 of 20, test accuracy 6.0 %  (30 %, 56 s left)",
@@ -51,25 +50,26 @@ def test_a_log_that_was_asked_for_gets_a_line_now_and_then_and_the_last(
     ]
     rounds(Progress(log=False), clock, range(1, 21), 20)
     assert capsys.readouterr() == ("", "")
-    rounds(Progress(), clock, range(11, 15), 20)  # a run that is resumed: its pace is that of its own rounds
+    rounds(
+        progress, clock, range(11, 15), 20
+    )  # used again, for a run that is resumed: its pace is that of its own rounds
     assert capsys.readouterr().err.splitlines()[0].endswith("(65 %, 28 s left)")
 
 
-def test_the_time_left_follows_from_the_pace_and_the_worth_of_pieces(capfd: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
-    with ProgressBar(10, clock=clock) as bar:
-        bar.begin("first", 2)
+def test_the_time_left_follows_from_the_pace(clock: Clock, capfd: pytest.CaptureFixture[str]) -> None:
+    with ProgressBar(10) as bar:
+        bar.begin("first")
         clock.now += 30
-        bar.begin("second", 3)  # so the first has ended: 2 of 10 in 30 s
+        bar.begin("second")  # so the first has ended: 1 of 10 in 30 s
         clock.now += 20
-        bar.end("second done")  # 5 of 10 in 50 s
-        bar.end(pieces=4)
+        bar.end("second done")  # 2 of 10 in 50 s
+        bar.end(pieces=7)
         assert bar.how_far() == "90 %, 6 s left"
         bar.end(pieces=4)  # never beyond the end
         assert bar.how_far() == "100 %, 0 s left"
     out, err = capfd.readouterr()
     assert out == ""
-    assert err.splitlines() == ["first  (0 %)", "second  (20 %, 2:00 min left)", "second done  (50 %, 50 s left)"]
+    assert err.splitlines() == ["first  (0 %)", "second  (10 %, 4:30 min left)", "second done  (20 %, 3:20 min left)"]
 
 
 @pytest.mark.parametrize(

@@ -43,17 +43,17 @@ def write_private(path: Path, data: bytes) -> None:
     """Write a file that only its owner can read, from its first moment on; never over one that is there."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            path.unlink(missing_ok=True)  # half a key would be in the way of a whole one
+            raise
     except FileExistsError:
         raise ConfigError(f"{path} is there already; a key is never overwritten") from None
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        path.unlink(missing_ok=True)  # half a key would be in the way of a whole one
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any, Self
 
 from rich.console import Console
@@ -17,53 +17,47 @@ HEADER = "round  accuracy  test loss  train loss   steps  MiB up  MiB down  seco
 
 class ProgressBar:
     """`begin` says what is under way, and so that what was before it is done; `end` that something is done. The time
-    left supposes that pieces take alike; one may be worth several. All on standard error.
+    left supposes that pieces take alike. All on standard error.
     """
 
-    def __init__(
-        self, total: float, what: str = "", *, quiet: bool = False, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, total: float, *, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self.live = self.console.is_terminal and not self.console.is_jupyter and not quiet
-        self.total, self.done, self.what = total, 0.0, what
+        self.total, self.done, self.what = total, 0.0, ""
         self.skipped = 0.0  # pieces that were done before this began, as of a run that is resumed
-        self._clock, self._began, self._said, self._under_way = clock, clock(), clock(), 0.0
+        self._under_way = 0
         columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("[cyan]{task.fields[how_far]}"))
         self._bar = Progress(*columns, console=self.console, transient=True, disable=not self.live)
-        self._task = self._bar.add_task(what, total=total, how_far="")
+        self._task = self._bar.add_task("", total=total, how_far="")
 
     def __enter__(self) -> Self:
-        self._began = self._clock()
+        self._began = self._said = monotonic()
         self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def begin(self, what: str, pieces: float = 1) -> None:
-        """What is under way now, and its worth; a log gets a line of it."""
+    def begin(self, what: str) -> None:
+        """What is under way now; a log gets a line of it."""
         self._count(self._under_way, what)
-        self._under_way = pieces
+        self._under_way = 1
         if not self.live:
             self._print(what)
 
-    def end(self, line: str = "", pieces: float = 1, what: str = "") -> None:
-        """What was begun last is done, or else `pieces`. `line` is for people; without it a log seldom hears, and then
-        `what` the bar says.
-        """
-        self._count(self._under_way or pieces, what or self.what)
-        self._under_way = 0.0
-        if self.live and line:
-            self.console.print(line, soft_wrap=True)
-        elif not self.live and (line or self._clock() - self._said > LOG_S):
-            self._print(line or self.what)
+    def end(self, what: str = "", pieces: float = 1) -> None:
+        """What was begun last is done, or so many pieces; a log seldom hears of it."""
+        self._count(pieces, what or self.what)
+        self._under_way = 0
+        if not self.live and monotonic() - self._said > LOG_S:
+            self._print(self.what)
 
     def _count(self, pieces: float, what: str) -> None:
         self.done, self.what = min(self.total, self.done + pieces), what
         self._bar.update(self._task, total=self.total, completed=self.done, description=what, how_far=self.how_far())
 
     def _print(self, line: str) -> None:
-        self._said = self._clock()
+        self._said = monotonic()
         self.console.print(f"{line}  ({self.how_far()})", soft_wrap=True)
 
     def how_far(self) -> str:
@@ -71,33 +65,43 @@ class ProgressBar:
         share = f"{100 * self.done / self.total:.0f} %" if self.total else "100 %"
         if self.done <= self.skipped:
             return share
-        each = (self._clock() - self._began) / (self.done - self.skipped)
+        each = (monotonic() - self._began) / (self.done - self.skipped)
         return f"{share}, {span(each * (self.total - self.done))} left"
 
 
 class RoundTable:
-    """Rounds as they end, a row each on standard output, and a summary. `remarks` gives lines to print below a row."""
+    """A callback of runs: rounds as they end, a row each on standard output, and a summary. `remarks` gives lines to
+    print below a row.
+    """
 
-    def __init__(
-        self, rounds: int, remarks: Callable[[Record], Sequence[str]] = lambda record: (), *, quiet: bool = False
-    ) -> None:
+    def __init__(self, rounds: int, remarks: Callable[[Record], Sequence[str]], *, quiet: bool = False) -> None:
         self.console = Console(quiet=quiet, highlight=False)
         self._rounds, self._remarks, self._seconds = rounds, remarks, list[float]()
 
-    def note(self, line: str) -> None:
+    def on_start(self, line: str) -> None:
         """A line that is no row, dimmed."""
         self.console.print(line, style="dim", soft_wrap=True)
 
-    def show(self, record: Record, timing: Record) -> None:
+    def on_round(self, record: Record, timing: Record) -> None:
         """A row, with the time left if the other rounds take as long as those so far."""
         if not self._seconds:
-            self.note(HEADER)
+            self.on_start(HEADER)
         self._seconds.append(timing["seconds"])
         left = round(sum(self._seconds) / len(self._seconds) * (self._rounds - record["round"]))
         short = f"{left // 60}:{left % 60:02d}" if left < 3600 else f"{left // 3600}h{left // 60 % 60:02d}"
-        self.console.print(f"{row(record, timing)}  {short:>5}", soft_wrap=True)
+
+        def number(name: str, form: str) -> str:
+            return "—" if record[name] is None else format(record[name], form)
+
+        accuracy = "—" if record["test_accuracy"] is None else percent(record["test_accuracy"])
+        self.console.print(
+            f"{record['round']:5d}  {accuracy:>8}  {number('test_loss', '.4f'):>9}  {number('train_loss', '.4f'):>10}"
+            f"  {number('steps', '.0f'):>6}  {record['uplink_bytes'] / 2**20:6.1f}"
+            f"  {record['downlink_bytes'] / 2**20:8.1f}  {timing['seconds']:7.1f}  {short:>5}",
+            soft_wrap=True,
+        )
         for line in self._remarks(record):
-            self.note(f"       {line}")
+            self.on_start(f"       {line}")
 
     def summary(self, history: Sequence[Record], timings: Sequence[Record], out: Path | None) -> None:
         """The last accuracy (or loss) and the best, the privacy spent, bytes and time in all, and where it is kept."""
@@ -118,20 +122,6 @@ class RoundTable:
         self.console.print(f"{up:.1f} MiB up, {down:.1f} MiB down, {sum(t['seconds'] for t in timings):.1f} s")
         if out is not None:
             self.console.print(f"run folder: {out}", soft_wrap=True)
-
-
-def row(record: Record, timing: Record) -> str:
-    """A round below `HEADER`, without the time left."""
-
-    def number(name: str, form: str) -> str:
-        return "—" if record[name] is None else format(record[name], form)
-
-    accuracy = "—" if record["test_accuracy"] is None else percent(record["test_accuracy"])
-    return (
-        f"{record['round']:5d}  {accuracy:>8}  {number('test_loss', '.4f'):>9}  {number('train_loss', '.4f'):>10}"
-        f"  {number('steps', '.0f'):>6}  {record['uplink_bytes'] / 2**20:6.1f}"
-        f"  {record['downlink_bytes'] / 2**20:8.1f}  {timing['seconds']:7.1f}"
-    )
 
 
 def percent(share: float, digits: int = 1) -> str:

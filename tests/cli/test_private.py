@@ -57,7 +57,6 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"method": {"name": "fedavg"}},
         {"privacy": {"secure_sum": False}},
         {"privacy": {"shuffle": True}},
         {"privacy": {"epsilon": None}},

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +31,6 @@ label = "FedAvg"
 method = { name = "fedavg", average = 0.5 }
 grid = { lr = [0.1, 0.3], local_steps = [2, 4] }
 """
-
-
-def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "ntkfl", *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=280)
 
 
 def read(tmp_path: Path, text: str = TOML) -> Comparison:

@@ -55,7 +55,7 @@ method = { name = "broken_method:Broken", local_steps = 1 }
 @pytest.fixture
 def compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Result]]:
     """The command, in a folder with the method above."""
-    monkeypatch.setattr("ntkfl.cli.compare.Workers", lambda count, device: Workers(0, device))  # in this process
+    monkeypatch.setattr("ntkfl.cli.compare.Workers", lambda _, *how: Workers(0, *how))  # in this process
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     Path("broken_method.py").write_text(METHOD)

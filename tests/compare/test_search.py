@@ -77,10 +77,11 @@ def test_halving_continues_only_the_best_and_the_last_rung_decides(tmp_path: Pat
 
 
 def test_settings_are_chosen_by_rounds_that_are_reported() -> None:
-    def rungs(rounds: int, search: dict[str, Any]) -> tuple[int, ...]:
+    def searched(rounds: int, search: dict[str, Any]) -> Comparison:
         entry = {"label": "a", "method": "fedavg", "grid": {"lr": [0.1, 0.3]}}
-        values: dict[str, Any] = {"name": "a", "rounds": rounds, "methods": [entry], "search": search}
-        return Comparison(**values).rungs
+        values: dict[str, Any] = {"data": {"dataset": "digits", "clients": 30}, "methods": [entry], "search": search}
+        return Comparison(name="a", rounds=rounds, **values)
 
-    assert [rungs(rounds, {}) for rounds in (8, 20, 100)] == [(8,), (10, 20), (10, 30)]
-    assert rungs(8, {"rounds": [5, 12]}) == (5, 12)
+    assert [searched(rounds, {}).rungs for rounds in (8, 20, 100)] == [(8,), (10, 20), (10, 30)]
+    assert searched(8, {"rounds": [5, 12]}).rungs == (5, 12)
+    assert searched(8, {}).prepared()[0].search.hold_out == 3  # a tenth of the clients

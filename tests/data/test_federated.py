@@ -115,15 +115,6 @@ def digits(seed: int = 0) -> Federated:
     return load("digits").partition(Dirichlet(clients=20, alpha=0.3), seed=seed)
 
 
-def test_counts_are_those_of_the_clients() -> None:
-    federated = digits()
-    counts = federated.counts()
-    assert counts.shape == (20, 10)
-    assert counts.sum(axis=1).tolist() == federated.sizes
-    for number in (0, 19):
-        assert counts[number].tolist() == torch.bincount(federated.client(number)[1], minlength=10).tolist()
-
-
 def test_a_description_is_plain_and_complete() -> None:
     described = digits(seed=7).describe()
     assert json.loads(json.dumps(described)) == described

@@ -111,7 +111,6 @@ def test_a_row_is_for_testing_whatever_other_rows_there_are(tmp_path: Path) -> N
     ("text", "why"),
     [
         ("", "No columns"),
-        ("x,y\n1,2\n", "has no column 'label'; its columns are x, y: .* --label-column"),
         ("label\n1\n", "has no features"),
         ("x,label\n1,0\n2\n", "row 3 has the label ''"),
         ("x,label\n1,0\n2,1,3\n", "line 3, saw 3"),
@@ -121,13 +120,11 @@ def test_a_row_is_for_testing_whatever_other_rows_there_are(tmp_path: Path) -> N
         ("x,label,split\n1,0,train\n2,1,train\n", "all rows are for training, none for the other"),
         ('x,label\n"1,0\n', "cannot be read as a table"),
         ("x,label\n" + "".join(f"{i},note {i}\n" for i in range(30)), "half the rows have a label of their own"),
-        (None, "no such file"),
         ("x,label\n\udcff,1\n", "cannot be read as a table"),
     ],
 )
-def test_a_table_that_cannot_be_used_says_where(text: str | None, why: str, tmp_path: Path) -> None:
-    if text is not None:
-        (tmp_path / "bad.csv").write_bytes(text.encode(errors="surrogateescape"))
+def test_a_table_that_cannot_be_used_says_where(text: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(DataError, match=why):
         from_file(tmp_path / "bad.csv")
 

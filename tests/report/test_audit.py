@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fork_server import run
 from tests.report.conftest import Open, Shoot
 
 TRAIN = (
@@ -24,10 +22,9 @@ AUDIT = "audit runs/private --round 2 --out runs/private/audit"
 def test_the_page_says_what_leaked(tmp_path: Path, open_page: Open, shoot: Shoot) -> None:
     """After the commands that docs/audit.md gives, typed one after the other."""
     pytest.importorskip("torchmetrics", reason="needs the extra audit")
-    program = "import sys; from typer.testing import CliRunner; from ntkfl.cli import app\n"
-    program += "for line in sys.argv[1:]: CliRunner().invoke(app, line.split(), catch_exceptions=False)"
-    command = [sys.executable, "-c", program, TRAIN, AUDIT, "report runs --out report.html"]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=200, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    for line in (TRAIN, AUDIT, "report runs --out report.html"):
+        done = run("-m", "ntkfl", *line.split(), directory=tmp_path)
+        assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "runs/private/audit/findings.json").read_text())
     for width, scheme in ((1400, "light"), (360, "dark")):
         page: Any = open_page((tmp_path / "report.html").as_uri(), width=width, scheme=scheme)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import http.client
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +14,7 @@ import pytest
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.report.live import LiveServer
 from ntkfl.report.runs import find
+from tests.cli.command import Command
 from tests.report.conftest import Open, copied
 
 
@@ -33,7 +30,8 @@ def server(runs: Path, going: RunFolder) -> Iterator[LiveServer]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server
-    server.stop()
+    server.closing.set()
+    server.shutdown()
     thread.join(10)
     server.server_close()
 
@@ -89,18 +87,7 @@ def test_it_answers_to_its_own_name_and_gives_nothing_else_away(server: LiveServ
 
 
 def test_the_command_serves_loopback_and_leaves_on_ctrl_c(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ntkfl", "report", "--live", str(tmp_path), "--port", "0"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    # Where the suite itself runs in the background, interrupts are ignored, and a child would inherit that.
-    listening = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, **pipes, text=True, preexec_fn=listening) as watching:
-        assert watching.stdout is not None
-        line = watching.stdout.readline()
-        assert line.startswith("http://127.0.0.1:")
-        watching.send_signal(signal.SIGINT)
-        try:
-            assert watching.wait(20) == 0
-        finally:
-            watching.kill()
-        assert watching.stderr is not None
-        assert watching.stderr.read() == ""
+    command = Command("report", "--live", tmp_path, "--port", "0")
+    command.until("^http://127.0.0.1:")
+    assert command.interrupt() == 0
+    assert len(command.text.splitlines()) == 1

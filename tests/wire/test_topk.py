@@ -239,8 +239,6 @@ def test_only_sparse_jacobians_travel_so() -> None:
         ({"jacobian": torch.tensor([3, 99])}, "another network"),
         ({"jacobian": torch.tensor([3])}, "has shape"),
         ({"topk.more": torch.zeros(4, 1)}, "consist of"),
-        ({"topk.values": torch.zeros(3, 32, dtype=torch.uint8)}, "has shape"),
-        ({"topk.positions": torch.zeros(4, 16, dtype=torch.uint8)}, "has shape|does not name"),
     ],
 )
 def test_hostile_uploads_are_refused(changes: dict[str, Tensor], reason: str) -> None:

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ntkfl.cli.verbs import stoppable
-from ntkfl.compare.results import Row, columns, differences, search_lines, title, write
+from ntkfl.compare.results import Row, columns, notes, title, write
 from ntkfl.compare.run import carry_out
 from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Cell, Workers
@@ -37,10 +37,9 @@ def compare(
     Example: ntkfl compare configs/quickstart.toml
     """
     console = Console(highlight=False, soft_wrap=True)
-    comparison, note = Comparison.read(config).with_available_data()
+    comparison, note = Comparison.read(config).prepared()
     if note:
         console.print(note, style="yellow", markup=False)
-    comparison = comparison.with_hold_out()
     folder = out or Path("runs") / comparison.name
     watcher = Watcher(console)
 
@@ -49,9 +48,9 @@ def compare(
             console.print(f"{plural(waiting, 'run')} to do; to watch: ntkfl report --live {folder}")
 
     again = f"ntkfl compare {config}{f' --out {out}' if out else ''}"
-    pool = Workers(workers or min(os.cpu_count() or 1, 16), device)
-    with stoppable(lambda: f"stopped; finished runs are kept, continue with: {again}"), pool, watcher:
-        rows, searches = carry_out(comparison, folder, pool, watcher.watch, planned)
+    pool = Workers(workers or min(os.cpu_count() or 1, 16), device, watcher.watch)
+    with stoppable(lambda: f"stopped; finished runs are kept, continue with: {again}"), pool, watcher.status:
+        rows, searches = carry_out(comparison, folder, pool, planned)
     finished = any(any(row.accuracy) for row in rows)
     if finished:
         write(folder, comparison, rows, searches, shlex.join(["ntkfl", *sys.argv[1:]]))
@@ -62,7 +61,7 @@ def compare(
             typer.echo("\n".join(line.rstrip() for line in text.get().splitlines()))  # no trailing blanks
     else:
         console.print("no run finished a round")
-    for line in [*differences(rows), *search_lines(comparison, searches)]:
+    for line in notes(comparison, rows, searches):
         console.print(line, markup=False)
     if finished:
         console.print(_pictures(folder, comparison, rows))
@@ -121,20 +120,13 @@ def _table(title: str, every: Mapping[str, Sequence[str]], headings: Sequence[st
 
 
 class Watcher:
-    """A line for every run that ends, and in a terminal how many have."""
+    """A line for every run that ends, and inside of `status`, in a terminal, how many have."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.status = console.status("")
         # By folder and length, as a search goes on with a run: each has its line, and its files are not read again.
         self.ended: set[tuple[Path, int]] = set()
-
-    def __enter__(self) -> None:
-        if self.console.is_terminal:
-            self.status.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.status.stop()
 
     def watch(self, cells: Sequence[Cell]) -> None:
         """Say which of these runs ended since the last call."""

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from ntkfl.cli.settings import assign
 from ntkfl.cli.verbs import ClientColumn, LabelColumn, OfData, Set, SplitColumn, stoppable
-from ntkfl.data.catalog import CATALOG, NAMES, fetch, load, locate
-from ntkfl.errors import unknown
+from ntkfl.data.catalog import CATALOG, load, locate
 from ntkfl.federation.config import RunConfig, load_data
 
 data = typer.Typer(
@@ -51,12 +50,9 @@ def list_datasets() -> None:
 def fetch_datasets(names: Annotated[list[str], typer.Argument(help="Datasets, see `ntkfl data list`.")]) -> None:
     """Download datasets into the cache, unless they are on this machine, and check them."""
     for name in names:
-        if name not in CATALOG:
-            raise unknown("dataset", name, NAMES)
+        locate(name)  # an unknown one is said before anything is downloaded
     with stoppable(lambda: f"stopped; what is here is kept, go on with: ntkfl data fetch {' '.join(names)}"):
         for name in names:
-            if locate(name) is None:
-                fetch(name)
             dataset = load(name)
             rows = f"{len(dataset):,} training and {len(dataset.test_rows):,} test rows"
             typer.echo(f"{name}: {rows}, checked, {locate(name)}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -116,17 +115,11 @@ def train(
     run_config = _config(base, flags, set_ or [], private)
     display = RoundTable(run_config.rounds, remarks, quiet=as_json)
     for line in _notes(run_config):
-        display.note(line)
+        display.on_start(line)
     if out is None:
-        display.note("not kept: without --out no model, history or report is left when this ends")
+        display.on_start("not kept: without --out no model, history or report is left when this ends")
 
-    def on_round(record: dict[str, Any], timing: dict[str, Any]) -> None:
-        if as_json:
-            typer.echo(json.dumps(record))
-        else:
-            display.show(record, timing)
-
-    listener = SimpleNamespace(on_start=display.note, on_round=on_round)
+    listener = (lambda record, _: typer.echo(json.dumps(record))) if as_json else display
     with stoppable(lambda: _stopped(out, run_config)):
         run = execute(run_config, out=out, resume=resume, device=device, callbacks=[listener])
     if not as_json:

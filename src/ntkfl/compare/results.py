@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import statistics
 from collections.abc import Sequence
@@ -19,8 +20,9 @@ from ntkfl.compare.captions import caption, options
 from ntkfl.compare.search import Searches, in_words
 from ntkfl.compare.spec import ALONE, Comparison
 from ntkfl.compare.trials import Cell
+from ntkfl.devices import processor_name
 from ntkfl.progress import percent, plural
-from ntkfl.version import __version__
+from ntkfl.version import __version__, commit
 
 NOTHING_CHOSEN = "nothing chosen: every run of its search failed"
 _T95 = (
@@ -48,6 +50,7 @@ class Row:
     setting: dict[str, Any]
     seeds: list[int]
     length: int
+    average: float | None  # as the runs resolved it; None where none has a second round for it to matter
     accuracy: list[list[float]]  # of the weights the run reports
     last_accuracy: list[list[float]]  # of each round's own weights, without averaging
     uplink_mib: list[list[float]]  # cumulative
@@ -60,10 +63,10 @@ class Row:
 
     def lines(self) -> list[dict[str, Any]]:
         """A seed each, by what it ended with: for a data frame."""
-        curves = {name: getattr(self, name) for name in ("accuracy", "uplink_mib", "downlink_mib", "seconds")}
+        ends = ("accuracy", "uplink_mib", "downlink_mib", "seconds")
         return [
             {"method": self.label, "seed": seed, "rounds": len(self.accuracy[i])}
-            | {name: own[i][-1] if own[i] else None for name, own in curves.items()}
+            | {name: next(reversed(getattr(self, name)[i]), None) for name in ends}
             | {f"rounds to {100 * reached.target:g}%": reached.rounds[i] for reached in self.reached}
             | {"failed": self.failed[i]}
             for i, seed in enumerate(self.seeds)
@@ -88,6 +91,7 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
         """The same from the first round to each, that round included."""
         return [[*accumulate(weight * number for number in curve)] for curve in curves(name)]
 
+    averaged = (cell.folder for group in cells for cell in group if len(cell.history()) > 1)
     mib = 0 if label == ALONE else 1 / 2**20
     accuracy, up, down = curves("test_accuracy"), summed("uplink_bytes", mib), summed("downlink_bytes", mib)
     return Row(
@@ -95,6 +99,7 @@ def summarise(comparison: Comparison, label: str, setting: dict[str, Any], cells
         setting=setting,
         seeds=list(comparison.seeds),
         length=next((cell.config.rounds for group in cells for cell in group), comparison.rounds),
+        average=next((folder.config()["method"]["average"] for folder in averaged), None),
         accuracy=accuracy,
         last_accuracy=curves("last_accuracy"),
         uplink_mib=up,
@@ -127,7 +132,9 @@ def columns(comparison: Comparison, rows: Sequence[Row]) -> dict[str, list[str]]
     shown: dict[str, int | None] = {f"% r{r}": r for r in comparison.show_rounds if r <= max(lengths)}
     shown |= {f"% r{max(lengths)}": max(lengths)} if len(lengths) == 1 else {"% last": None}
     table = {"method": [row.label for row in rows]}
-    table |= {heading: [accuracy_at(row, round) for row in rows] for heading, round in shown.items()}
+    for heading, round in shown.items():  # over the seeds that got so far
+        at = slice(-1, None) if round is None else slice(round - 1, round)
+        table[heading] = [spread([100 * a for curve in row.accuracy for a in curve[at]], 1) for row in rows]
     for i, target in enumerate(comparison.targets):
         table[f"rounds to {100 * target:g}%"] = [rounds_text(row, row.reached[i]) for row in rows]
         table[f"MiB up + down to {100 * target:g}%"] = [bytes_text(row.reached[i]) for row in rows]
@@ -146,12 +153,6 @@ def spread(values: Sequence[float | None], digits: int = 0) -> str:
     if len(there) > 1:
         text += f" ± {statistics.stdev(there):.{digits}f}"
     return text if len(there) == len(values) else f"{text} ({len(there)} of {len(values)})"
-
-
-def accuracy_at(row: Row, round: int | None) -> str:
-    """Accuracy at a round, or at each seed's last, over the seeds that got so far: '84.2 ± 0.3', in percent."""
-    reached = [curve for curve in row.accuracy if len(curve) >= (round or 1)]
-    return spread([100 * curve[-1 if round is None else round - 1] for curve in reached], 1)
 
 
 def rounds_text(row: Row, reached: Reached) -> str:
@@ -187,21 +188,26 @@ def setting(comparison: Comparison, row: Row) -> str:
     return ", ".join(words) or "defaults"
 
 
+def notes(comparison: Comparison, rows: Sequence[Row], searches: Searches) -> list[str]:
+    """What is said below the table, here and in the terminal: unequal averaging, paired differences, choices."""
+    averages = {row.label: row.average for row in rows if row.average is not None}
+    each = ", ".join(f"{average:g} for {label}" for label, average in averages.items())
+    line = f"unequal averaging of weights makes these curves incomparable: average is {each}"
+    unequal = [line] if len(set(averages.values())) > 1 else []
+    return [*unequal, *differences(rows), *search_lines(comparison, searches)]
+
+
 def differences(rows: Sequence[Row]) -> list[str]:
     """Of each method its last accuracy less that of the file's first method, in points: the mean over the seeds that
     both finished, and its 95 % interval by Student's t. Seeds are pairs: both had the same clients and cohorts.
     """
     ends = [
-        {
-            seed: curve[-1]
-            for seed, curve, why in zip(row.seeds, row.accuracy, row.failed, strict=True)
-            if curve and not why
-        }
+        [None if why or not curve else curve[-1] for curve, why in zip(row.accuracy, row.failed, strict=True)]
         for row in rows
     ]
     lines = []
     for row, own in zip(rows[1:], ends[1:], strict=True):
-        pairs = [100 * (own[seed] - ends[0][seed]) for seed in own if seed in ends[0]]
+        pairs = [100 * (a - b) for a, b in zip(own, ends[0], strict=True) if a is not None and b is not None]
         if len(pairs) < 2:
             continue
         mean, t = statistics.fmean(pairs), _T95[min(len(pairs), len(_T95)) - 2]
@@ -218,9 +224,9 @@ def search_lines(comparison: Comparison, searches: Searches) -> list[str]:
         tried = [f"{name} in {{{', '.join(f'{v:g}' for v in sorted(own))}}}" for name, own in found.entry.grid.items()]
         choice = "every run of it failed, so nothing was chosen" if found.nothing else f"chose {in_words(found.best)}"
         if found.at_edge:
-            names = " and ".join(found.at_edge)
-            choice += f", at the edge of what was tried in {names}: a wider grid may have better"
-        lines += [f"{label}: searched {'; '.join(tried)} on {clients}; {choice}"] if tried else []
+            choice += f", at the edge of what was tried in {' and '.join(found.at_edge)}: a wider grid may have better"
+        if tried:
+            lines.append(f"{label}: searched {'; '.join(tried)} on {clients}; {choice}")
     return lines
 
 
@@ -232,11 +238,8 @@ def score_lines(searches: Searches) -> list[str]:
             f"{in_words(point)}: {'failed' if score is None else percent(score)} ({plural(rounds, 'round')})"
             for point, (rounds, score) in found.scores.items()
         ]
-        lines += (
-            [f"{label}, accuracy on held-out clients over the last third of rounds: {'; '.join(points)}"]
-            if points
-            else []
-        )
+        if points:
+            lines.append(f"{label}, accuracy on held-out clients over the last third of rounds: {'; '.join(points)}")
     return lines
 
 
@@ -245,18 +248,18 @@ def score_lines(searches: Searches) -> list[str]:
 
 def title(comparison: Comparison) -> str:
     """What all runs have in common, in a sentence."""
-    seeds = ", ".join(map(str, comparison.seeds))
-    words = [caption(comparison.common), f"seed{'s' * (len(comparison.seeds) > 1)} {seeds}"]
-    return ", ".join(words) + (" (± is the sample standard deviation over them)" if len(comparison.seeds) > 1 else "")
+    seeds, several = ", ".join(map(str, comparison.seeds)), len(comparison.seeds) > 1
+    words = f"{caption(comparison.common)}, seed{'s' * several} {seeds}"
+    return words + (" (± is the sample standard deviation over them)" if several else "")
 
 
 def markdown(comparison: Comparison, rows: Sequence[Row], searches: Searches) -> str:
     """table.md: what was compared, the table, paired differences, and how settings were searched."""
     table = columns(comparison, rows)
-    lines = [table, ["---"] * len(table), *zip(*table.values(), strict=True)]
-    text = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-    notes = [*differences(rows), *search_lines(comparison, searches), *score_lines(searches)]
-    return f"{title(comparison)}.\n\n{text}" + "".join(f"\n- {line}" for line in notes) + "\n"
+    cells = [table, ["---"] * len(table), *zip(*table.values(), strict=True)]
+    text = "".join(f"| {' | '.join(line)} |\n" for line in cells)
+    lines = [*notes(comparison, rows, searches), *score_lines(searches)]
+    return f"{title(comparison)}.\n\n{text}" + "".join(f"\n- {line}" for line in lines) + "\n"
 
 
 def latex(comparison: Comparison, rows: Sequence[Row]) -> str:
@@ -292,10 +295,13 @@ def write(folder: Path, comparison: Comparison, rows: Sequence[Row], searches: S
         "command": command,
         "ntkfl": __version__,
         "machine": f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}",
+        "processor": f"{processor_name()}, {os.cpu_count()} cores",
         "comparison": comparison.model_dump(mode="json"),
         "searches": {label: found.dump() for label, found in searches.items()},
         "rows": [asdict(row) for row in rows],
     }
+    if found := commit():
+        document["commit"] = found
     # Five significant digits: enough for any figure, and a file small enough to keep.
     rounded = json.loads(json.dumps(document), parse_float=lambda number: float(f"{float(number):.5g}"))
     write_atomically(folder / "results.json", (json.dumps(rounded) + "\n").encode())

@@ -66,10 +66,10 @@ def compare(
         comparison = Comparison.read(Path(config))
     else:
         comparison = Comparison(**{"name": "comparison"} | dict(config))
-    comparison = comparison.with_available_data()[0]
+    comparison = comparison.prepared()[0]
     folder = Path(out or Path("runs") / comparison.name)
     with Workers(workers, device) as pool:
-        rows, searches = carry_out(comparison, folder, pool, lambda cells: None)
+        rows, searches = carry_out(comparison, folder, pool)
     if pool.broken:
         raise NTKFLError(f"{pool.broken[0].label}, seed {pool.broken[0].config.seed}: {pool.broken[0].error}")
     write(folder, comparison, rows, searches, "ntkfl.compare(…)")
@@ -77,20 +77,14 @@ def compare(
 
 
 def carry_out(
-    comparison: Comparison,
-    folder: Path,
-    pool: Workers,
-    watch: Callable[[Sequence[Cell]], None],
-    planned: Callable[[int], None] = lambda _: None,
+    comparison: Comparison, folder: Path, pool: Workers, planned: Callable[[int], None] = lambda _: None
 ) -> tuple[list[Row], Searches]:
-    """The rows in the entries' order, and what each search found. Finished runs under `folder` are taken as they are.
-    An entry whose search chose nothing is not run.
-
-    `watch` sees the cells about twice a second; `planned` is told how many runs are left once settings are chosen.
+    """The rows of a prepared comparison in the entries' order, and what each search found. Finished runs under `folder`
+    are taken as they are. An entry whose search chose nothing is not run. `planned` is told how many runs are left once
+    settings are chosen.
     """
-    comparison = comparison.with_hold_out()
     with RunFolder(folder).locked():  # another comparison here would meet this one's runs half done
-        chosen = search(comparison, folder / "search", lambda cells: pool.run(cells, watch))
+        chosen = search(comparison, folder / "search", pool.run)
         cells = {
             label: [
                 [] if found.nothing else _cells(comparison, found, seed, folder / "cells") for seed in comparison.seeds
@@ -100,9 +94,12 @@ def carry_out(
         every = [cell for groups in cells.values() for group in groups for cell in group]
         write_plan(folder, comparison, every)
         planned(len({cell.key for cell in every if not cell.finished}))
-        pool.run(every, watch)
-    settings = {label: found.entry.method | dict(found.best) for label, found in chosen.items()}
-    return [summarise(comparison, label, settings[label], cells[label]) for label in chosen], chosen
+        pool.run(every)
+    rows = [
+        summarise(comparison, label, found.entry.method | dict(found.best), cells[label])
+        for label, found in chosen.items()
+    ]
+    return rows, chosen
 
 
 def _cells(comparison: Comparison, found: Chosen, seed: int, root: Path) -> list[Cell]:

@@ -32,11 +32,6 @@ class Chosen:
     best: Setting = ()
 
     @property
-    def score(self) -> float | None:
-        """The best setting's."""
-        return self.scores[self.best][1] if self.best else None
-
-    @property
     def nothing(self) -> bool:
         """Whether every setting failed, so that nothing was chosen."""
         return bool(self.entry.grid) and not self.best
@@ -49,13 +44,10 @@ class Chosen:
         return sorted(name for name, value in self.best if value in ends.get(name, ()))
 
     def dump(self) -> dict[str, Any]:
-        """For the results file: what was fixed, searched and chosen, and every point of the grid."""
+        """For the results file: what was chosen, and every point of the grid."""
         points = self.scores.items()
         return {
-            "fixed": self.entry.method,
-            "searched": {name: sorted(values) for name, values in self.entry.grid.items()},
             "chosen": dict(self.best),
-            "held_out_score": self.score,
             "still_at_edge": self.at_edge,
             "scores": [{"setting": dict(point), "rounds": rounds, "score": score} for point, (rounds, score) in points],
         }

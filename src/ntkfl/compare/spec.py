@@ -82,9 +82,10 @@ class Entry(Options, title="[[methods]]"):
     def with_options(self, options: Mapping[str, float]) -> dict[str, Any]:
         """`method`, `privacy` and `robust` of a run with these searched options, each where it belongs."""
         own, robust = method_class(self.method).model_fields, self.robust
-        others = {name: value for name, value in options.items() if name not in own}
-        of_privacy = {name: value for name, value in others.items() if name in Privacy.model_fields}
-        of_robust = {name: value for name, value in others.items() if name in Robust.model_fields}
+        of_privacy, of_robust = (
+            {name: value for name, value in options.items() if name in kind.model_fields and name not in own}
+            for kind in (Privacy, Robust)
+        )
         of_method = {name: value for name, value in options.items() if name not in of_privacy | of_robust}
         if of_robust:
             robust = Robust(**(Robust() if robust == "on" else robust).model_dump() | of_robust)
@@ -139,30 +140,29 @@ class Comparison(Options, title="a comparison"):
         with read_from(path):
             return Comparison(**values)
 
-    def with_available_data(self) -> tuple[Comparison, str]:
-        """This comparison, on its `fallback` where its data cannot be downloaded, and a line that says so."""
-        if self.fallback is None or self.data.dataset not in NAMES:
-            return self, ""
-        try:
-            load(self.data.dataset)
-        except DataError as error:
-            why = f"{self.data.dataset} could not be downloaded, so the built-in {self.fallback.dataset} serve instead"
-            return self.model_copy(update={"data": self.fallback}), f"{why}.\n{error}"
-        return self, ""
+    def prepared(self) -> tuple[Comparison, str]:
+        """This comparison as it is carried out, and a line where that is on its `fallback`, as its data cannot be
+        downloaded. The number of clients that score settings is filled in where some are searched.
+        """
+        found, note = self, ""
+        if self.fallback is not None and self.data.dataset in NAMES:
+            try:
+                load(self.data.dataset)
+            except DataError as error:
+                own, other = self.data.dataset, self.fallback.dataset
+                note = f"{own} could not be downloaded, so the built-in {other} serve instead.\n{error}"
+                found = self.model_copy(update={"data": self.fallback})
+        if self.search.hold_out is None and any(entry.grid for entry in self.methods):
+            clients = len(load_data(found.run(self.methods[0], self.seeds[0], {})))
+            search = self.search.model_copy(update={"hold_out": max(1, round(_HELD_OUT * clients))})
+            found = found.model_copy(update={"search": search})
+        return found, note
 
     @property
     def rungs(self) -> tuple[int, ...]:
         """Rounds after which settings are compared: a setting is not to be chosen for rounds that nobody reports."""
         most = max(entry.rounds or self.rounds for entry in self.methods)
         return self.search.rounds or tuple(sorted({min(10, most), min(30, most)}))
-
-    def with_hold_out(self) -> Comparison:
-        """With the number of clients that score settings, where some are searched and no number was given."""
-        if self.search.hold_out is not None or not any(entry.grid for entry in self.methods):
-            return self
-        clients = len(load_data(self.run(self.methods[0], self.seeds[0], {})))
-        search = self.search.model_copy(update={"hold_out": max(1, round(_HELD_OUT * clients))})
-        return self.model_copy(update={"search": search})
 
     @property
     def entries(self) -> tuple[Entry, ...]:

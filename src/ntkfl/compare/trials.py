@@ -89,12 +89,16 @@ class Cell:
 
 
 class Workers:
-    """`count` processes that finish cells, kept for the whole comparison; with 0, cells run in this process."""
+    """`count` processes that finish cells, kept for the whole comparison; with 0, cells run in this process. `watch`
+    sees the cells about twice a second, and when they have ended.
+    """
 
-    def __init__(self, count: int, device: str | None) -> None:
+    def __init__(
+        self, count: int, device: str | None, watch: Callable[[Sequence[Cell]], None] = lambda _: None
+    ) -> None:
         if device is not None:
             find_device(device)  # before any worker is started
-        self.device = device
+        self.device, self.watch = device, watch
         self.broken: list[Cell] = []  # cells that ended in an error; no other stage of this comparison tries them again
         self._pool = Pool(count) if count else None  # its processes begin with their first work
 
@@ -105,10 +109,8 @@ class Workers:
         if self._pool is not None:
             self._pool.close(at_once=kind is not None)  # a folder is whole after every round: nothing is lost
 
-    def run(self, cells: Sequence[Cell], watch: Callable[[Sequence[Cell]], None]) -> None:
-        """Finish all cells, several at a time; `watch` is called about twice a second. Cells that end in an error are
-        then among `broken`.
-        """
+    def run(self, cells: Sequence[Cell]) -> None:
+        """Finish all cells, several at a time. Cells that end in an error are then among `broken`."""
         tried = {cell.key for cell in self.broken}
         waiting = {cell.key: cell for cell in cells if not cell.finished and cell.key not in tried}  # equal ones once
         for cell in waiting.values():
@@ -119,7 +121,7 @@ class Workers:
         else:
             futures = [self._pool.submit(_work, cell, self.device) for cell in waiting.values()]
             while not all(future.done() for future in futures):
-                watch(cells)
+                self.watch(cells)
                 time.sleep(0.5)
             try:
                 for future in futures:
@@ -130,7 +132,7 @@ class Workers:
                     "finished runs are kept"
                 ) from None
         self.broken += [cell for cell in waiting.values() if cell.error]
-        watch(cells)
+        self.watch(cells)
 
 
 def _work(cell: Cell, device: str | None) -> None:

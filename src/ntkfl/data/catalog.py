@@ -235,7 +235,7 @@ def _get(remote: Remote, folder: Path, timeout: float, bar: ProgressBar) -> None
             file.write(chunk)
             digest.update(chunk)
             done += len(chunk)
-            bar.end(pieces=len(chunk), what=remote.name)
+            bar.end(remote.name, len(chunk))
         if done < remote.bytes or digest.hexdigest() != remote.sha256:
             raise DataError(f"{remote.url}: the {done} bytes there are not the published {remote.bytes}: try again")
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from os.path import isdir
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from ntkfl.data.catalog import NAMES, load
 from ntkfl.data.dataset import Dataset
 from ntkfl.data.own import PICTURES, from_clients, from_folders, pictures, read_picture
 from ntkfl.data.published import read_npz
-from ntkfl.errors import DataError, unknown
+from ntkfl.errors import DataError
 from ntkfl.extras import missing
 
 if TYPE_CHECKING:
@@ -34,20 +34,11 @@ if TYPE_CHECKING:
 SUFFIXES = (".csv", ".parquet", ".npz")
 FORMS = ("FILE.csv", "FILE.npz", "FOLDER", "package.module:function")  # for errors
 Cells: TypeAlias = NDArray[Any]
+# A file's rows x [N, …] with labels [N] as they are written; whose each is, and which are for testing, where the file
+# says so; the names of features, of a table.
+_Content: TypeAlias = tuple[Cells, Cells, Cells | None, NDArray[np.bool_] | None, tuple[str, ...]]
 _TEST_SHARE = 0.2  # of the rows, where a file does not say which are for testing
 _FEW = 20  # rows of which each may have a class of its own
-
-
-class _Content(NamedTuple):
-    """A file's rows x [N, …] with labels [N] as they are written; whose each is, and which are for testing, where the
-    file says so; the names of features, of a table.
-    """
-
-    x: Cells
-    labels: Cells
-    clients: Cells | None
-    test: NDArray[np.bool_] | None
-    features: tuple[str, ...] = ()
 
 
 def is_data_file(name: str) -> bool:
@@ -68,8 +59,6 @@ def open_dataset(name: str, classes: Sequence[str] | None = None, **columns: str
         return load(name)
     if is_data_file(name):
         return from_file(name, classes=classes, **columns)
-    if not is_own(name):
-        raise unknown("dataset", name, (*NAMES, *FORMS))
     first = next((p for p in sorted(Path(name).glob("*/*/*")) if p.suffix.lower() in PICTURES), None)
     if first is None:
         raise DataError(f"{name} holds no pictures as CLIENT/CLASS/FILE, beside test/CLASS/FILE")
@@ -190,7 +179,7 @@ def _read_table(path: Path, label: str | None, client: str | None, split: str | 
         raise DataError(f"{path}: row {2 + int((clients == '').argmax())} has no client in column {named['client']!r}")
     if parts is not None and (wrong := {*parts} - {"train", "test"}):
         raise DataError(f"{path}: column {named['split']!r} has {min(wrong)[:40]!r}; it must be train or test")
-    return _Content(x, raw, clients, None if parts is None else parts == "test", tuple(features))
+    return x, raw, clients, None if parts is None else parts == "test", tuple(features)
 
 
 def _frame(path: Path, texts: Sequence[str]) -> DataFrame:
@@ -274,4 +263,4 @@ def _read_npz(path: Path, *columns: str | None) -> _Content:
     except (ValueError, TypeError, KeyError) as error:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
         raise DataError(f"{path}: the arrays {shapes} do not fit together: {error}") from None
-    return _Content(x, y, clients, test)
+    return x, y, clients, test, ()

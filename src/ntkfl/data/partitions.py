@@ -36,12 +36,6 @@ class Partition(ABC):
         """The options in plain values; those left unset are left out."""
         return {"kind": self.kind} | {name: value for name, value in vars(self).items() if value is not None}
 
-    @property
-    def text(self) -> str:
-        """In words, for titles and tables: the kind and its options, without the number of clients."""
-        given = {name: value for name, value in self.describe().items() if name not in ("kind", "clients")}
-        return ", ".join([self.kind, *(f"{name} {value}" for name, value in given.items())]).replace("_", " ")
-
 
 def check_enough(rows: int, clients: int, each: int = 1) -> None:
     """Raise unless every client can have `each` rows, or shards, of its own."""
@@ -63,10 +57,6 @@ class Dirichlet(Partition):
 
     clients: int
     alpha: float
-
-    @property
-    def text(self) -> str:
-        return f"Dirichlet α = {self.alpha:g}"
 
     def assign(self, labels: Indices, writers: Indices | None, rng: np.random.Generator) -> list[Indices]:
         check_enough(len(labels), self.clients)

@@ -427,34 +427,32 @@ def _tell(callbacks: Sequence[object], what: str, *about: object) -> None:
             heard(*about)
 
 
-class Progress:
+class Progress(ProgressBar):
     """Rounds, accuracy and the time left on standard error: a bar in a terminal, in a notebook or log a line every ten
     seconds or so. With `log=False`, not in a log.
     """
 
     def __init__(self, log: bool = True) -> None:
-        self.log = log
-        self._bar: ProgressBar | None = None
+        super().__init__(0)
+        self.console.quiet = not (log or self.live or self.console.is_jupyter)
 
     def on_begin(self, rounds: int) -> None:
         """Show the bar, where somebody can see it."""
-        bar = ProgressBar(rounds, f"training, {plural(rounds, 'round')}")
-        if self.log or bar.live or bar.console.is_jupyter:
-            self._bar = bar.__enter__()
+        self.total, self.done = rounds, 0.0
+        self._count(0, f"training, {plural(rounds, 'round')}")
+        self.__enter__()
 
     def on_round(self, record: Record, timing: Record) -> None:
         """One round further; the line says the accuracy, or the loss of real-valued targets."""
-        if self._bar is not None:
-            accuracy, loss = record["test_accuracy"], record["test_loss"]
-            reached = "" if loss is None else f", test loss {loss:.4g}"
-            if accuracy is not None:
-                reached = f", test accuracy {percent(accuracy)}"
-            if not self._bar.done:  # the first round heard of is a later one where a run was resumed
-                self._bar.done = self._bar.skipped = record["round"] - 1
-            self._bar.end(what=f"round {record['round']} of {self._bar.total}{reached}")
+        accuracy, loss = record["test_accuracy"], record["test_loss"]
+        reached = "" if loss is None else f", test loss {loss:.4g}"
+        if accuracy is not None:
+            reached = f", test accuracy {percent(accuracy)}"
+        if not self.done:  # the first round heard of is a later one where a run was resumed
+            self.done = self.skipped = record["round"] - 1
+        self.end(f"round {record['round']} of {self.total}{reached}")
 
     def on_end(self) -> None:
         """Take the bar away, and leave its last line."""
-        if self._bar is not None:
-            self._bar.__exit__(None, None, None)
-            self._bar.console.print(self._bar.what, soft_wrap=True)
+        self.__exit__()
+        self.console.print(self.what, soft_wrap=True)

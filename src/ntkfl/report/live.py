@@ -130,8 +130,3 @@ class LiveServer(ThreadingHTTPServer):
             return {run.id: run for run in find(self.paths)}
         except (NTKFLError, OSError):
             return None
-
-    def stop(self) -> None:
-        """End the server and its open streams."""
-        self.closing.set()
-        self.shutdown()

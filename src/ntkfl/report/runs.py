@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ntkfl.compare.run import PLAN, read_plan
 from ntkfl.compare.trials import error_of
@@ -36,13 +36,6 @@ class FoundRun:
     def id(self) -> str:
         """Short, stable while the folder stays where it is, and safe in an address."""
         return hashlib.sha256(f"{self.group}\n{self.folder.path.resolve()}".encode()).hexdigest()[:12]
-
-
-class Condition(NamedTuple):
-    """How a run is getting on: one word for programs, and a line for people."""
-
-    kind: str  # running, finished, stopped, failed, waiting
-    text: str
 
 
 def find(paths: Sequence[Path]) -> list[FoundRun]:
@@ -94,23 +87,25 @@ def _words_and_numbers(name: str) -> list[str | int]:
     return [int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]+)", name))]
 
 
-def condition(run: FoundRun, config: Mapping[str, Any], records: Sequence[Record]) -> Condition:
-    """Whether the run goes on, has ended, or was left unfinished: known by the lock its process holds."""
+def condition(run: FoundRun, config: Mapping[str, Any], records: Sequence[Record]) -> tuple[str, str]:
+    """How a run is getting on: running (known by the lock that its process holds), finished, stopped, failed or
+    waiting; and a line for people.
+    """
     if why := run.folder.diverged:
-        return Condition("failed", f"failed: {why}")
+        return "failed", f"failed: {why}"
     error = error_of(run.folder.path)
     if not config:
-        return Condition("failed", f"failed: {error}") if error else Condition("waiting", "not begun")
+        return ("failed", f"failed: {error}") if error else ("waiting", "not begun")
     wanted = int(run.rounds or config.get("rounds") or 0)
     stop, gone = run.stop_at or config.get("stop_at"), records[-1].get("forgotten") if records else None
     forgot = f"; {plural(len(gone), 'client')} forgotten since ({called(config, gone)})" if gone else ""
     if stop is not None and records and (records[-1].get("test_accuracy") or 0) >= stop:
-        return Condition("finished", f"finished: reached {percent(stop, 0)} in round {len(records)}{forgot}")
+        return "finished", f"finished: reached {percent(stop, 0)} in round {len(records)}{forgot}"
     if wanted and len(records) >= wanted:
-        return Condition("finished", f"finished: {plural(len(records), 'round')}{forgot}")
+        return "finished", f"finished: {plural(len(records), 'round')}{forgot}"
     so_far = f"{len(records)} of {plural(wanted, 'round')}" if wanted else plural(len(records), "round")
     if run.folder.in_use:
-        return Condition("running", f"running: {so_far}")
+        return "running", f"running: {so_far}"
     if error:
-        return Condition("failed", f"failed after {so_far}: {error}")
-    return Condition("stopped", f"stopped after {so_far}")
+        return "failed", f"failed after {so_far}: {error}"
+    return "stopped", f"stopped after {so_far}"

@@ -12,7 +12,7 @@ from ntkfl.compare.captions import caption, options
 from ntkfl.errors import RunFolderError
 from ntkfl.federation.config import NOTED
 from ntkfl.federation.run_folder import Record
-from ntkfl.report.runs import Condition, FoundRun, condition
+from ntkfl.report.runs import FoundRun, condition
 from ntkfl.safe_parse import parse_json, read_unlinked
 
 # What is drawn, one number a round. Those a method does not have are left out.
@@ -47,9 +47,9 @@ def view(run: FoundRun, address: str = "") -> dict[str, Any]:
         config = run.folder.config() if run.folder.holds_run else {}
         records = run.folder.history(run.rounds, run.stop_at)
         timings = run.folder.records("timings.jsonl")[: len(records)]
-        how = condition(run, config, records)
+        kind, text = condition(run, config, records)
     except (RunFolderError, OSError, ValueError, TypeError, OverflowError) as error:
-        how = Condition("failed", f"cannot be read: {error}")
+        kind, text = "failed", f"cannot be read: {error}"
     method = config.get("method")
     return {
         "id": run.id,
@@ -59,8 +59,8 @@ def view(run: FoundRun, address: str = "") -> dict[str, Any]:
         "address": address,
         "files": list(files(run)),
         "targets": run.targets,
-        "condition": how.kind,
-        "text": how.text,
+        "condition": kind,
+        "text": text,
         "caption": run.caption or caption({name: table for name, table in config.items() if name != "method"}),
         "method": _text(method.get("name", "")) if isinstance(method, Mapping) else "",
         "changed": options(config),  # from the defaults, which are those of the method's paper

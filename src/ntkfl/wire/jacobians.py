@@ -17,8 +17,6 @@ from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.layers import BLOCKS, LinearBlock
 from ntkfl.wire.message import NamedArrays
 
-_NO_FIT = "a layer's factors do not fit the weights they claim"
-
 
 def pack_jacobian(J: Jacobian) -> dict[str, Tensor]:
     """A Jacobian's stored form as arrays: exactly what it holds, nothing expanded."""
@@ -86,11 +84,10 @@ def _factored(
     # Integers stay what they are: tokens. Whether the block wants such is for the block to say.
     a = a.to(like) if a.is_floating_point() else a.to(like.device)
     weight, bias = spans if len(spans) == 2 else (None, None)
-    if weight is None or not a.ndim or len(a) != len(g):
-        raise MessageError(_NO_FIT)
-    if not BLOCKS[number].fits(a, g, _width(weight), None if bias is None else _width(bias), settings):
-        raise MessageError(_NO_FIT)
-    return BLOCKS[number](a.contiguous(), g.contiguous(), weight, bias, settings)
+    kind, width = BLOCKS[number], None if bias is None else _width(bias)
+    if weight is None or not a.ndim or len(a) != len(g) or not kind.fits(a, g, _width(weight), width, settings):
+        raise MessageError("a layer's factors do not fit the weights they claim")
+    return kind(a.contiguous(), g.contiguous(), weight, bias, settings)
 
 
 def _width(span: slice) -> int:

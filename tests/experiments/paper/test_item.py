@@ -18,7 +18,6 @@ from ntkfl_experiments.paper.item import (
     Item,
     ItemResult,
     Verdict,
-    commit,
     folder_of,
     markdown,
     stored,
@@ -28,6 +27,7 @@ from ntkfl_experiments.paper.learning import five_methods
 from ntkfl_experiments.paper.settings import CENTRAL, FEDAVG, LABELLED, NOVA, OURS, PAPER, SHARE
 
 from ntkfl.federation.config import DataConfig
+from ntkfl.version import commit
 
 STORED = Path(__file__).parents[3] / "results" / "paper"
 

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from rich.table import Table
 
 from ntkfl.atomic import write_atomically
+from ntkfl.devices import processor_name
 from ntkfl.version import __version__
 from ntkfl_experiments.bench.timing import BenchRow
 
@@ -34,16 +34,6 @@ def machine(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
     }
-
-
-def processor_name() -> str:
-    """As its maker calls it: `platform.processor()` says only the architecture on Linux."""
-    info = Path("/proc/cpuinfo")
-    if sys.platform == "linux" and info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def table(title: str, rows: Sequence[BenchRow]) -> Table:

@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import platform
-import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
@@ -30,7 +29,7 @@ from ntkfl.compare.spec import Comparison
 from ntkfl.compare.trials import Workers
 from ntkfl.errors import ConfigError, NTKFLError
 from ntkfl.progress import ProgressBar
-from ntkfl.version import __version__
+from ntkfl.version import __version__, commit
 
 Scale = Literal["quick", "full"]
 SCALES: tuple[Scale, ...] = ("quick", "full")
@@ -64,7 +63,8 @@ class Context:
         A key must hold everything its answer depends on: sizes, seeds, data.
         """
         found = []
-        with ProgressBar(len(keys), what, quiet=self.quiet) as bar:
+        with ProgressBar(len(keys), quiet=self.quiet) as bar:
+            bar.begin(what)
             for key in keys:
                 found.append(self._kept(what, key, compute))
                 bar.end()
@@ -82,9 +82,9 @@ class Context:
 
     def compare(self, comparison: Comparison) -> tuple[list[Row], Searches]:
         """A comparison's rows; its finished runs are kept under its name, for all items that use that name."""
-        pool, watcher = Workers(self.workers, self.device), Watcher(self.console)
-        with pool, watcher:
-            found = carry_out(comparison, self.folder.parent / comparison.name, pool, watcher.watch)
+        watcher = Watcher(self.console)
+        with Workers(self.workers, self.device, watcher.watch) as pool, watcher.status:
+            found = carry_out(comparison.prepared()[0], self.folder.parent / comparison.name, pool)
         if pool.broken:
             cell = pool.broken[0]
             raise NTKFLError(f"{cell.label}, seed {cell.config.seed}: {cell.error}")
@@ -217,16 +217,6 @@ def markdown(item: Item, document: dict[str, Any], found: Findings) -> str:
         lines += ["", "What the paper leaves open, and we chose:", *(f"- {choice}" for choice in document["choices"])]
     head = f"# {item.name}: {item.title}\n\n`{document['command']}`\n\n![figure](figure.png)\n\n"
     return head + "\n".join(lines) + "\n"
-
-
-def commit() -> str | None:
-    """The commit of the source this runs from, with '+' where it was changed since; None outside a checkout."""
-    command = ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
-    try:
-        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return None if done.returncode else done.stdout.strip()
 
 
 def devices(data: Any) -> list[str]:
