@@ -192,19 +192,17 @@ def notes(comparison: Comparison, rows: Sequence[Row], searches: Searches) -> li
     """What is said below the table, here and in the terminal: unequal averaging, paired differences, choices."""
     averages = {row.label: row.average for row in rows if row.average is not None}
     each = ", ".join(f"{average:g} for {label}" for label, average in averages.items())
-    line = f"unequal averaging of weights makes these curves incomparable: average is {each}"
+    line = f"weights are averaged unequally, and curves differ by that, too: average is {each}"
     unequal = [line] if len(set(averages.values())) > 1 else []
     return [*unequal, *differences(rows), *search_lines(comparison, searches)]
 
 
 def differences(rows: Sequence[Row]) -> list[str]:
     """Of each method its last accuracy less that of the file's first method, in points: the mean over the seeds that
-    both finished, and its 95 % interval by Student's t. Seeds are pairs: both had the same clients and cohorts.
+    both finished, and its 95 % interval by Student's t. Seeds are pairs: both had the same clients and cohorts. Runs
+    that stopped at a target all end there: nothing is said of them.
     """
-    ends = [
-        [None if why or not curve else curve[-1] for curve, why in zip(row.accuracy, row.failed, strict=True)]
-        for row in rows
-    ]
+    ends = [[curve[-1] if len(curve) == row.length else None for curve in row.accuracy] for row in rows]
     lines = []
     for row, own in zip(rows[1:], ends[1:], strict=True):
         pairs = [100 * (a - b) for a, b in zip(own, ends[0], strict=True) if a is not None and b is not None]

@@ -18,7 +18,6 @@ from ntkfl.options import Options, read_from
 from ntkfl.privacy.settings import Privacy
 from ntkfl.safe_parse import read_toml
 
-_HELD_OUT = 0.1  # part of the clients that scores settings by default
 ALONE = "each client alone"  # the row that `alone = true` adds
 
 
@@ -26,7 +25,9 @@ class Search(Options, title="[search]"):
     """Successive halving over the entries' grids, scored on held-out clients and never on the test set."""
 
     hold_out: int | None = Field(
-        None, ge=1, description="clients set aside to score settings on; default: a tenth of them, at least one"
+        None,
+        ge=1,
+        description="clients set aside to score settings on; default: a tenth of them, of few clients five or a quarter",
     )
     rounds: tuple[int, ...] | None = Field(
         None,
@@ -154,7 +155,8 @@ class Comparison(Options, title="a comparison"):
                 found = self.model_copy(update={"data": self.fallback})
         if self.search.hold_out is None and any(entry.grid for entry in self.methods):
             clients = len(load_data(found.run(self.methods[0], self.seeds[0], {})))
-            search = self.search.model_copy(update={"hold_out": max(1, round(_HELD_OUT * clients))})
+            few = max(1, min(5, clients // 4))  # of fewer, classes are missing
+            search = self.search.model_copy(update={"hold_out": max(few, round(clients / 10))})
             found = found.model_copy(update={"search": search})
         return found, note
 

@@ -39,6 +39,7 @@ Cells: TypeAlias = NDArray[Any]
 _Content: TypeAlias = tuple[Cells, Cells, Cells | None, NDArray[np.bool_] | None, tuple[str, ...]]
 _TEST_SHARE = 0.2  # of the rows, where a file does not say which are for testing
 _FEW = 20  # rows of which each may have a class of its own
+_MANY = 50  # whole numbers that are classes without a word, or a twentieth of the rows
 
 
 def is_data_file(name: str) -> bool:
@@ -103,6 +104,11 @@ def from_file(
     real = targets == "real" or (targets == "numbers" and not names)
     if targets == "unknown" and not names and y.dtype.kind != "f":
         raise DataError(f"{path}: targets are whole numbers: say whether they are real or classes (--targets real)")
+    if targets is None and not names and y.dtype.kind != "f" and len(np.unique(y)) > max(_MANY, len(y) // 20):
+        raise DataError(
+            f"{path}: the labels are {len(np.unique(y)):,} different whole numbers: say what they are, --targets real "
+            "(with --set loss=mse) or --targets classes"
+        )
     if real and names:
         raise DataError(f"{path}: labels are classes, such as {names[0][:40]!r}, and not real targets")
     if targets == "classes" and (y % 1 != 0).any():

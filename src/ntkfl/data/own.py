@@ -245,16 +245,20 @@ def read_picture(file: Path, shape: Sequence[int] | None = None) -> Bytes:
     from PIL import Image  # only this way of keeping data needs it
 
     if file.suffix.lower() not in PICTURES:
-        raise DataError(f"{file} is no picture: {', '.join(PICTURES)}")
+        raise DataError(f"{file} is not a supported picture ({', '.join(PICTURES)}): move it out of the classes")
     try:
         # A picture that claims to be huge is refused by its size, before anything is decoded: no warning is needed.
         with warnings.catch_warnings(action="ignore"), Image.open(file) as picture:
             if shape is not None and picture.size[::-1] != tuple(shape[1:]):
-                raise DataError(f"{file} is {picture.size[1]}×{picture.size[0]}, not {tuple(shape[1:])}")
+                wide, high = picture.size
+                raise DataError(
+                    f"{file} has {high}×{wide} pixels (height, width), and {shape[1]}×{shape[2]} are asked for: "
+                    "pictures are not scaled here, so resize the files first, as by Pillow's Image.resize"
+                )
             grey = picture.mode in ("1", "L") if shape is None else shape[0] == 1
             pixels = np.asarray(picture.convert("L" if grey else "RGB"))
     except DataError:
         raise
     except Exception:  # broken pictures raise whatever their readers come across
-        raise DataError(f"{file} is no picture that can be read") from None
+        raise DataError(f"{file} cannot be read as a picture") from None
     return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
