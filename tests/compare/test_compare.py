@@ -51,7 +51,9 @@ def test_end_to_end_and_cached(tmp_path: Path) -> None:
     about, _, *table = (tmp_path / "out/table.md").read_text().splitlines()
     assert about.startswith("digits, 30 clients (Dirichlet α = 0.1), 4 per round, mlp with 12 hidden units")
     assert about.endswith("seeds 0, 1 (± is the sample standard deviation over them).")
-    unequal = "unequal averaging of weights makes these curves incomparable: average is 0.9 for NTK-FL, 0.5 for FedAvg"
+    unequal = (
+        "weights are averaged unequally, and curves differ by that, too: average is 0.9 for NTK-FL, 0.5 for FedAvg"
+    )
     assert unequal in said
     for note in (
         f"- {unequal}",
@@ -135,9 +137,11 @@ def test_differences_are_paired_by_seed_with_students_interval(tmp_path: Path) -
     comparison = read(tmp_path, TOML.replace("seeds = [0, 1]", "seeds = [0, 1, 2]"))
     first, second = ([[a] for a in accuracies] for accuracies in ([0.5, 0.6, 0.7], [0.52, 0.64, 0.76]))
     row = summarise(comparison, "NTK-FL", {}, [[], [], []])
-    a, b = (replace(row, label=label, accuracy=own, failed=[""] * 3) for label, own in (("a", first), ("b", second)))
+    row = replace(row, length=1, failed=[""] * 3)
+    a, b = (replace(row, label=label, accuracy=own) for label, own in (("a", first), ("b", second)))
     assert differences([a, b]) == ["b − a: +4.0 points of final accuracy (95 % t-interval -1.0 to +9.0, 3 seeds)"]
     assert differences([a, replace(b, failed=["", "x", "x"])]) == []
+    assert differences([a, replace(b, length=2)]) == []  # stopped at a target, where all that stop end
 
 
 def test_unequal_averaging_is_told_where_rounds_are_averaged(tmp_path: Path) -> None:

@@ -202,7 +202,13 @@ def differences(rows: Sequence[Row]) -> list[str]:
     both finished, and its 95 % interval by Student's t. Seeds are pairs: both had the same clients and cohorts. Runs
     that stopped at a target all end there: nothing is said of them.
     """
-    ends = [[curve[-1] if len(curve) == row.length else None for curve in row.accuracy] for row in rows]
+    ends = [
+        [
+            curve[-1] if len(curve) == row.length and not why else None
+            for curve, why in zip(row.accuracy, row.failed, strict=True)
+        ]
+        for row in rows
+    ]
     lines = []
     for row, own in zip(rows[1:], ends[1:], strict=True):
         pairs = [100 * (a - b) for a, b in zip(own, ends[0], strict=True) if a is not None and b is not None]

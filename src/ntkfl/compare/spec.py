@@ -27,7 +27,7 @@ class Search(Options, title="[search]"):
     hold_out: int | None = Field(
         None,
         ge=1,
-        description="clients set aside to score settings on; default: a tenth of them, of few clients five or a quarter",
+        description="clients set aside to score settings on; default: a tenth, or of few clients five or a quarter",
     )
     rounds: tuple[int, ...] | None = Field(
         None,
