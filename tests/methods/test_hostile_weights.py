@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from ntkfl_experiments import networks
 from torch import Tensor, nn
 
 from ntkfl import models
@@ -35,10 +36,10 @@ NETWORKS: dict[str, tuple[Build, tuple[int, ...], int]] = {  # with how many wei
     "mlp": (lambda: models.mlp(64, 12, 8, OUTPUTS), (8, 8), 60),
     "cnn": (lambda: models.cnn((1, 16, 16), OUTPUTS, (4, 8), 16), (1, 16, 16), 40),
     "resnet": (lambda: models.resnet((1, 8, 8), OUTPUTS, (4, 8)), (1, 8, 8), 8),
-    "gru": (lambda: models.gru((6, 5), OUTPUTS, 8), (6, 5), 40),
-    "gru of tokens": (lambda: models.gru((6,), OUTPUTS, 8, vocabulary=VOCABULARY), (6,), 40),
-    "transformer": (lambda: models.transformer((6, 5), OUTPUTS, 8, 2), (6, 5), 15),
-    "transformer of tokens": (lambda: models.transformer((6,), OUTPUTS, 8, 2, vocabulary=VOCABULARY), (6,), 15),
+    "gru": (lambda: networks.gru((6, 5), OUTPUTS, 8), (6, 5), 40),
+    "gru of tokens": (lambda: networks.gru((6,), OUTPUTS, 8, vocabulary=VOCABULARY), (6,), 40),
+    "transformer": (lambda: networks.transformer((6, 5), OUTPUTS, 8, 2), (6, 5), 15),
+    "transformer of tokens": (lambda: networks.transformer((6,), OUTPUTS, 8, 2, vocabulary=VOCABULARY), (6,), 15),
 }
 
 

@@ -5,7 +5,7 @@ Federated Learning with Compression: Unified Analysis and Sharp Guarantees, 2021
 
     w ← w − lr γ Σ_m p_m Q(Δ_m),    Q(v)_i = ‖v‖ sign(v_i) ξ_i / s,    E Q(v) = v,
 
-ξ_i being one of the two integers around s |v_i| / ‖v‖: `wire/quantize.py`.
+ξ_i being one of the two integers around s |v_i| / ‖v‖: `quantize.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ntkfl.methods.replies import WEIGHTS, Update
 from ntkfl.methods.task import ClientRound, State, Task
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.wire.message import Message
-from ntkfl.wire.quantize import decode_levels, dequantize, encode_levels, quantize
+from ntkfl_experiments.rivals.quantize import decode_levels, dequantize, encode_levels, quantize
 
 
 class Quantised(Update):
@@ -73,9 +73,8 @@ class EightBits(Quantised):
 class FedCOM(LocalTraining):
     """w ← w − lr γ Σ_m p_m Q((w − w_m) / lr), in 8 bits."""
 
-    name = "fedcom"
-    paper = "Haddadpour et al. 2021"
-    replies = {"weights": EightBits}
+    paper: ClassVar[str] = "Haddadpour et al. 2021"
+    replies: ClassVar[Mapping[str, type[Update]]] = {"weights": EightBits}
 
     server_lr: float = Field(1.0, gt=0, description="γ, the server's step along the averaged update")
 
@@ -102,8 +101,7 @@ class QSGD(FedCOM):
     norm.
     """
 
-    name = "qsgd"
-    paper = "Alistarh et al. 2017"
-    replies = {"weights": Quantised}
+    paper: ClassVar[str] = "Alistarh et al. 2017"
+    replies: ClassVar[Mapping[str, type[Update]]] = {"weights": Quantised}
 
     local_steps: int = Field(1, ge=1, description="gradient steps a client takes in a round; 1: it sends its gradient")
