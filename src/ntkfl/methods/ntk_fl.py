@@ -155,7 +155,7 @@ class NTKFL(Method):
     )
     lr: float = Field(0.01, gt=0, description="η; with the flow only η·t counts")
     kernel: Literal["full", "trace"] = Field("full", description="full (the linearised network) or trace (the paper's)")
-    scheme: Literal["flow", "descent", "paper"] = Field("flow", description="how residuals add up along the kernel")
+    scheme: Literal["flow", "paper"] = Field("flow", description="how residuals add up along the kernel")
     steps: tuple[float, ...] | None = Field(
         None, description="candidate numbers of steps t; default: geometric in η·t up to 40; the paper: 100, 200 … 2000"
     )
