@@ -49,11 +49,12 @@ from ntkfl.methods.sums.curvature_reply import (
     CURVATURE,
     FRESH,
     LOSSES,
-    ClientSums,
     CurvatureSums,
     StepCurvature,
     accepted_weights,
-    add_up,
+    stacked_losses,
+    total_sums,
+    trimmed_losses,
     weights_question,
 )
 from ntkfl.methods.sums.last_layer import trains_alone
@@ -182,24 +183,30 @@ class SumNTKFL(Method):
 
         # (1) The cohort's sums at w, and its losses there and at w₀.
         replies = yield weights_question(round, w, w0, still_asked(state), self.values == "float16")
-        total = add_up(replies, task.like, losses=1 if w0 is None else 2, single=limit > 0)
-        kept, spectra = constant_factors(state, total.sums, total.fresh, 1 if exact else _MOST_COHORTS)
-        L, *L0 = total.mean_losses()
+        total, losses = total_sums(replies, w), stacked_losses(replies, 1 if w0 is None else 2).to(w.device)
+        samples = torch.stack([reply.take(SAMPLES, (), w) for reply in replies])
+        fresh = sum(reply.fresh for reply in replies)
+        kept, spectra = constant_factors(state, total, fresh, 1 if exact else _MOST_COHORTS)
+        if limit and w0 is not None:
+            L, *L0 = trimmed_losses(losses, samples.double())
+        else:
+            L, *L0 = sum(losses, losses.new_zeros(())) / total.arrays[SAMPLES].double()  # added in order, as the rest
 
         if w0 is None or bool(L0[0] + TOLERANCE * self._unit(L0[0]) >= L):
             # (2) w stands: the next step begins there, with what these sums say.
-            passed, loss, w0, sums = None if w0 is None else w, L, w, total.sums
+            passed, loss, w0, sums = None if w0 is None else w, L, w, total
             caution = max(1.0, caution / RELAX)
             flow = Flow(sums, spectra)
             # Some factors lose so much of the curvature that no μ chosen beforehand fits.
             if any(layer.shared or max(layer.shape[1:]) > self.largest for layer in sums.layers()):
                 mu = yield from self.measured(flow, w, round, mu, caution, loss)  # (4), along the plain mean's step
-            if total.clients:
-                rates = (self.time, mu * caution, self.delta * caution)
-                gradient, clipped = bounded_gradient(flow, total.clients, limit, *rates)
+            if limit:
+                gradients = [reply.vector(GRADIENT, w) for reply in replies]
+                how = (limit, self.time, mu * caution, self.delta * caution)
+                gradient, clipped = bounded_gradient(flow, gradients, samples, *how)
                 if clipped:
                     flow, diagnostics["clipped_clients"] = flow.driven_by(gradient), clipped
-                    sums = Sums({**sums.arrays, GRADIENT: gradient * total.samples})
+                    sums = Sums({**sums.arrays, GRADIENT: gradient * total.arrays[SAMPLES]})
         else:
             # It raised the loss: the step from w₀ is repeated, shorter, with the sums that were taken there.
             passed, loss = None, L0[0]
@@ -215,7 +222,7 @@ class SumNTKFL(Method):
         }
         # Spectra stand for the constant factors.
         kept |= {_LAST + name: array for name, array in sums.arrays.items() if not is_constant(name)}
-        diagnostics |= {"samples": int(total.samples), "mu": mu * caution}
+        diagnostics |= {"samples": int(total.arrays[SAMPLES]), "mu": mu * caution}
         return Outcome(kept, float(loss), self.time, diagnostics, passed=passed, tentative=True)
 
     def bounded_step(self, flow: Flow, mu: float, caution: float, loss: Tensor) -> tuple[Tensor, float]:
@@ -350,18 +357,18 @@ def constant_factors(state: State, sums: Sums, fresh: int, most: int) -> tuple[S
 
 
 def bounded_gradient(
-    flow: Flow, clients: Sequence[ClientSums], limit: float, time: float | None, mu: float, delta: float
+    flow: Flow, gradients: Sequence[Tensor], samples: Tensor, limit: float, time: float | None, mu: float, delta: float
 ) -> tuple[Tensor, int]:
-    """The mean gradient Σ_m c_m s_m g_m / Σ_m s_m n_m, [d], and how many clients have c_m s_m < 1.
+    """The mean gradient Σ_m c_m s_m g_m / Σ_m s_m n_m, [d], of clients' sums g_m [d] over n_m `samples` [M], and how
+    many clients have c_m s_m < 1.
 
     s_m ≤ 1 makes a client's samples n_m count for at most `limit` times the median client's; c_m ≤ 1 makes its own step
     P g_m / n_m at most `limit` times as long as the median one. The step Δ = Σ_m P g_m / N is linear in the gradients,
     so a minority of Byzantine clients moves it by a bounded length. P g_m is what is bounded, as a gradient along
     directions of little curvature is short and still moves the weights far.
     """
-    samples = torch.stack([client.samples for client in clients])
-    steps = flow.step_lengths([client.gradient / client.samples for client in clients], time, mu, delta)
+    steps = flow.step_lengths([g / n for g, n in zip(gradients, samples, strict=True)], time, mu, delta)
     shares = fair_counts(samples, limit) / samples
     factors = clip_factors(steps, limit) * shares
-    gradient = torch.stack([factor * client.gradient for factor, client in zip(factors, clients, strict=True)]).sum(0)
-    return gradient / (shares * samples).sum(), int((factors < 1).sum())
+    total = torch.stack([factor * g for factor, g in zip(factors, gradients, strict=True)]).sum(0)
+    return total / (shares * samples).sum(), int((factors < 1).sum())
