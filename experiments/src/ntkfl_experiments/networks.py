@@ -1,6 +1,7 @@
-"""Sequence models that experiments train, over images row by row or over tokens: `ntkfl_experiments.networks:gru`.
+"""Sequence models that experiments train, over images row by row: `ntkfl_experiments.networks:gru`.
 
-Each builder takes the shape of one input and the number of outputs; weights begin as the models' fields have it.
+Each builder takes the shape of one input and the number of outputs; weights begin as the models' fields have it. For
+tokens put an `nn.Embedding` in front.
 """
 
 from __future__ import annotations
@@ -14,36 +15,39 @@ from torch import Tensor, nn
 from ntkfl.errors import ConfigError
 
 
-class _Steps(nn.Module):
+def _steps(x: Tensor) -> Tensor:
     """Inputs as sequences of vectors [N, T, features]: an image [C, H, W] gives its H rows of C·W numbers."""
+    return x.movedim(1, 2).flatten(2) if x.ndim == 4 else x
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x.movedim(1, 2).flatten(2) if x.ndim == 4 else x
+
+def _sizes(inputs: Sequence[int]) -> tuple[int, int]:
+    """(T, features) of inputs of this shape."""
+    if len(inputs) not in (2, 3):
+        raise ConfigError(f"a sequence model takes images [C, H, W] or sequences [T, features], not {list(inputs)}")
+    *channels, steps, features = inputs
+    return steps, math.prod(channels) * features
 
 
 class _Recurrent(nn.Module):
     """head(h_T) of a GRU's last state h_T [N, width]."""
 
-    def __init__(self, front: nn.Module, features: int, outputs: int, width: int) -> None:
+    def __init__(self, features: int, outputs: int, width: int) -> None:
         super().__init__()
-        self.front = front
         self.recurrent = nn.GRU(features, width, batch_first=True)
         self.head = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        states, _ = self.recurrent(self.front(x))
+        states, _ = self.recurrent(_steps(x))
         out: Tensor = self.head(states[:, -1])
         return out
 
 
-def gru(inputs: Sequence[int], outputs: int, width: int = 64, vocabulary: int | None = None) -> nn.Module:
-    """A gated recurrent network that reads an image row by row, or tokens, and answers at the end.
+def gru(inputs: Sequence[int], outputs: int, width: int = 64) -> nn.Module:
+    """A gated recurrent network that reads an image row by row and answers at the end.
 
-    Glorot weights into the gates, orthogonal ones from step to step, zero biases. With a `vocabulary`, inputs are token
-    numbers [T].
+    Glorot weights into the gates, orthogonal ones from step to step, zero biases.
     """
-    front, features, _ = _front(inputs, vocabulary, width)
-    model = _Recurrent(front, features, outputs, width)
+    model = _Recurrent(_sizes(inputs)[1], outputs, width)
     for name, p in model.recurrent.named_parameters():
         for gate in p.detach().chunk(3):
             if name.startswith("bias"):
@@ -72,52 +76,34 @@ class _Block(nn.Module):
 
 
 class _Transformer(nn.Module):
-    """head(mean over positions of norm(blocks(front(x) + position)))."""
+    """head(mean over positions of norm(blocks(front(x) + position))), `front` one linear layer for all rows."""
 
-    def __init__(self, front: nn.Module, steps: int, outputs: int, width: int, heads: int, layers: int) -> None:
+    def __init__(self, steps: int, features: int, outputs: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
-        self.front = front
+        self.front = nn.Linear(features, width)
         self.position = nn.Parameter(0.02 * torch.randn(steps, width))
         self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.norm(self.blocks(self.front(x) + self.position)).mean(1))
+        out: Tensor = self.head(self.norm(self.blocks(self.front(_steps(x)) + self.position)).mean(1))
         return out
 
 
-def transformer(
-    inputs: Sequence[int], outputs: int, width: int = 32, heads: int = 4, layers: int = 1, vocabulary: int | None = None
-) -> nn.Module:
-    """A small transformer encoder over an image's rows, or tokens, averaged over positions at the end.
+def transformer(inputs: Sequence[int], outputs: int, width: int = 32, heads: int = 4, layers: int = 1) -> nn.Module:
+    """A small transformer encoder over an image's rows, averaged over positions at the end.
 
     Learned positions; normalisation before each part; linear weights of standard deviation 0.02, zero biases, output
-    projections smaller by √(2 layers). With a `vocabulary`, inputs are token numbers [T].
+    projections smaller by √(2 layers).
     """
     if width % heads:
         raise ConfigError(f"the width of a transformer must be a multiple of its {heads} heads, got {width}")
-    front, features, steps = _front(inputs, vocabulary, width)
-    if vocabulary is None:
-        front = nn.Sequential(front, nn.Linear(features, width))
-    model = _Transformer(front, steps, outputs, width, heads, layers)
+    model = _Transformer(*_sizes(inputs), outputs, width, heads, layers)
     for name, p in model.named_parameters():
         if p.ndim == 2 and "position" not in name:
             small = name.endswith(("out_proj.weight", "mlp.2.weight"))
             nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if small else 0.02)
         elif name.endswith("bias"):
             nn.init.zeros_(p)
-    if vocabulary is None:
-        nn.init.kaiming_normal_(front[1].weight, nonlinearity="linear")  # type: ignore[index]  # rows are no tokens
+    nn.init.kaiming_normal_(model.front.weight, nonlinearity="linear")
     return model
-
-
-def _front(inputs: Sequence[int], vocabulary: int | None, width: int) -> tuple[nn.Module, int, int]:
-    """(what makes vectors of inputs, their features, how many there are)."""
-    if vocabulary is not None:
-        if len(inputs) != 1:
-            raise ConfigError(f"tokens are sequences of numbers [T], not {list(inputs)}")
-        return nn.Embedding(vocabulary, width), width, inputs[0]
-    if len(inputs) in (2, 3):
-        *channels, steps, features = inputs
-        return _Steps(), math.prod(channels) * features, steps
-    raise ConfigError(f"a sequence model takes images [C, H, W] or sequences [T, features], not {list(inputs)}")
