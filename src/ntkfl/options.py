@@ -44,9 +44,7 @@ _MUST_BE = {
 
 
 def _signature(kind: type[BaseModel]) -> Signature:
-    """The options by name, with types and defaults. Pydantic's own is made with a class's schema: late, and all bounds
-    are in it.
-    """
+    """The options with types and defaults. Pydantic's own, with all bounds in it, comes late: with a class's schema."""
     found = []
     for name, field in kind.model_fields.items():
         default = Parameter.empty if field.is_required() else field.get_default(call_default_factory=True)

@@ -37,10 +37,10 @@ def descended(
     J: ntkfl.Jacobian, f0: Tensor, Y: Tensor, lr: float, t: int, loss: AnyLoss, kernel: str
 ) -> tuple[Tensor, Tensor]:
     """f(t) and R(t) = Σ_{u<t} r(f(u)) of t explicit steps f(u) = f0 + (η/N) Θ R(u): what the flow is the limit of."""
-    f, R, H = f0, torch.zeros_like(f0), J.kernel()
+    f, R, Theta = f0, torch.zeros_like(f0), theta(J, kernel)
     for _ in range(t):
         R = R + find_loss(loss).residual(f, Y)
-        f = f0 + lr / len(f0) * (J.product(R) if kernel == "full" else H @ R)
+        f = f0 + lr / len(f0) * (Theta @ R.reshape(-1)).view_as(f0)
     return f, R
 
 

@@ -93,8 +93,7 @@ class Task:
     @torch.no_grad()
     def candidate_losses(self, candidates: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """ℓ of every sample under each of the candidate weights [S, d]: [S, N]. S forward passes."""
-        outputs = torch.stack([self.predict(w, x) for w in candidates])
-        return per_sample(self.loss, outputs, targets(y, self.outputs, self.loss, self.like.dtype))
+        return self.losses(torch.stack([self.predict(w, x) for w in candidates]), y)
 
     def jacobian(self, weights: Tensor, x: Tensor, form: str = "auto") -> Jacobian:
         """J at these weights for the rows of x."""
@@ -114,7 +113,7 @@ class Task:
         return Y if s == 0 else Y.mul_(1 - s).add_(s / self.outputs)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """ℓ for each sample on its true label, [N]."""
+        """ℓ of outputs [..., N, d2] on the true labels, [..., N]."""
         return per_sample(self.loss, outputs, targets(y, self.outputs, self.loss, outputs.dtype))
 
 

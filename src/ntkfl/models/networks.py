@@ -7,6 +7,7 @@ with He's normal weights (fan-in), as is usual with rectified units, and zero bi
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import torch
@@ -77,10 +78,10 @@ class _Residual(nn.Module):
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.GroupNorm(_groups(before), before),
+            nn.GroupNorm(math.gcd(8, before), before),
             nn.ReLU(),
             nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False),
-            nn.GroupNorm(_groups(after), after),
+            nn.GroupNorm(math.gcd(8, after), after),
             nn.ReLU(),
             nn.Conv2d(after, after, 3, padding=1, bias=False),
         )
@@ -90,13 +91,6 @@ class _Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.skip(x) + self.body(x)
         return out
-
-
-class _Average(nn.Module):
-    """Over all positions: [N, C, H, W] -> [N, C]."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean((2, 3))
 
 
 def resnet(inputs: Sequence[int], outputs: int, channels: Sequence[int] = (16, 32, 64)) -> nn.Sequential:
@@ -113,9 +107,9 @@ def resnet(inputs: Sequence[int], outputs: int, channels: Sequence[int] = (16, 3
     model = nn.Sequential(
         nn.Conv2d(c, channels[0], 3, padding=1, bias=False),
         *blocks,
-        nn.GroupNorm(_groups(channels[-1]), channels[-1]),
+        nn.GroupNorm(math.gcd(8, channels[-1]), channels[-1]),
         nn.ReLU(),
-        _Average(),
+        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),  # the average over positions
         nn.Linear(channels[-1], outputs),
     )
     _initialise(model)
@@ -127,8 +121,3 @@ def _image(inputs: Sequence[int]) -> Sequence[int]:
     if len(inputs) != 3:
         raise ConfigError(f"a convolutional network takes images [channels, height, width], not {list(inputs)}")
     return inputs
-
-
-def _groups(channels: int) -> int:
-    """Of group normalisation: the largest of 8, 4, 2, 1 that divides the channels."""
-    return next(n for n in (8, 4, 2, 1) if channels % n == 0)
