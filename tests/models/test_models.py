@@ -7,25 +7,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from ntkfl_experiments.networks import gru, transformer
 from torch import nn
 
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import ModelConfig, build_network
 from ntkfl.models import MODELS, cnn, mlp
 
-SHAPES = dict.fromkeys(MODELS, (1, 28, 28)) | {"resnet": (3, 32, 32)}
+NETWORKS = MODELS | {"gru": gru, "transformer": transformer}
+SHAPES = dict.fromkeys(NETWORKS, (1, 28, 28)) | {"resnet": (3, 32, 32)}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_maps_a_batch_to_outputs_a_sample_at_a_time(name: str) -> None:
     torch.manual_seed(0)
-    model = MODELS[name](SHAPES[name], 7).double().eval()  # float32 products differ with the size of a batch
+    model = NETWORKS[name](SHAPES[name], 7).double().eval()  # float32 products differ with the size of a batch
     x = torch.randn(5, *SHAPES[name], dtype=torch.float64)
     f = model(x)
     assert f.shape == (5, 7)
     assert torch.allclose(model(x[2:3]), f[2:3], atol=1e-12, rtol=0)
     assert bool(f.isfinite().all())
-    other = MODELS[name](SHAPES[name], 7).double()  # nothing that clients could differ in
+    other = NETWORKS[name](SHAPES[name], 7).double()  # nothing that clients could differ in
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), other.buffers(), strict=True))
 
 

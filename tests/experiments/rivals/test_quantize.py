@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from ntkfl_experiments.rivals.quantize import (
+from ntkfl_experiments.rivals.qsgd import (
     Bytes,
     Floats,
     Levels,
