@@ -59,8 +59,6 @@ class Task:
         privacy: Privacy | None = None,
         robust: Robust | None = None,
         total_clients: int = 1,
-        shared: tuple[Tensor, Tensor] | None = None,
-        validation: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         with eager(model) as own:
             self.model = copy.deepcopy(own)
@@ -69,7 +67,9 @@ class Task:
         self.privacy, self.robust = privacy or Privacy(), robust or Robust()
         self.total_clients = total_clients  # of the whole federation, not of a round
         self.failed_rounds = 0  # that drew noise anew and then failed: they count for ε
-        self.shared, self.validation = shared, validation
+        # Samples (x, y) that the server itself holds: those that data sharing gives away, those of held-out clients.
+        self.shared: tuple[Tensor, Tensor] | None = None
+        self.validation: tuple[Tensor, Tensor] | None = None
         self.example: tuple[Tensor, Tensor] | None = None  # a sample of zeros: x [1, …] as the network gets it, y
         self.notes: list[str] = []
         # Whether samples go through the network one at a time, so that none changes how another one is rounded: where

@@ -69,7 +69,7 @@ from ntkfl.wire.message import Message
 TOLERANCE, BACK, RELAX = 0.5, 4.0, 2.0
 LARGEST_MU = 1e6  # that is measured, in units of the option's
 _OVERFLOW = 1e300  # the loss sum of weights that overflow
-_MOST_COHORTS = 2  # that are asked for constant factors, at most
+_MOST_COHORTS = 2  # that are asked for constant factors
 _SENT = "constant_factors_sent"  # a client's memory: the round in which it sent them
 # For a linear head on frozen features Ĉ of all clients is nearly C: μ is small, the flow runs
 # to its end, and nothing is averaged, smoothed or rounded. From zero the first step is the ridge solution.
@@ -88,7 +88,6 @@ _HEAD: dict[str, Any] = {
 _ACCEPTED, _LAST, _MU, _CAUTION = "accepted", "last/", "mu", "caution"
 # While constant factors are asked for, their total, its samples and the number of cohorts; then their spectra.
 TOTAL, COUNT = "total/", "constant_samples"
-_SETTLED = 0.1  # part of a mean's norm by which a cohort may still change it
 _VALUES, _VECTORS, _COHORTS = "values/", "vectors/", "constant_cohorts"
 
 
@@ -171,7 +170,7 @@ class SumNTKFL(Method):
         """With μ, a caution of 1, and no constant factors yet; what the network decides goes to `task.notes`."""
         task.notes += self._notes(task)
         numbers = {_MU: torch.tensor(self.mu, dtype=torch.float64), _CAUTION: torch.tensor(1.0, dtype=torch.float64)}
-        return super().start(task, weights) | no_factors_yet(weights) | numbers
+        return super().start(task, weights) | numbers | {COUNT: weights.new_zeros(()), _COHORTS: torch.tensor(0)}
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         """Sums at w and losses at w and w₀ (1); whether w stands (2); μ (4); and the next step (3, 5)."""
@@ -182,7 +181,7 @@ class SumNTKFL(Method):
         diagnostics: dict[str, float | str] = {}
 
         # (1) The cohort's sums at w, and its losses there and at w₀.
-        replies = yield weights_question(round, w, w0, still_asked(state), self.values == "float16")
+        replies = yield weights_question(round, w, w0, _COHORTS in state, self.values == "float16")
         total, losses = total_sums(replies, w), stacked_losses(replies, 1 if w0 is None else 2).to(w.device)
         samples = torch.stack([reply.take(SAMPLES, (), w) for reply in replies])
         fresh = sum(reply.fresh for reply in replies)
@@ -314,39 +313,26 @@ def _shown(value: object) -> str:
 # Their inputs do not depend on any trained weight, so they are the same in every round, and asked for in a few only.
 
 
-def no_factors_yet(weights: Tensor) -> State:
-    """Before the first round: no samples and no cohorts are behind them."""
-    return {COUNT: torch.zeros((), dtype=weights.dtype, device=weights.device), _COHORTS: torch.tensor(0)}
-
-
-def still_asked(state: State) -> bool:
-    """Whether the round's question asks for them."""
-    return _COHORTS in state
-
-
 def constant_factors(state: State, sums: Sums, fresh: int, most: int) -> tuple[State, dict[Layer, Eigen]]:
     """What the next state holds of them, and their spectra by layer. `fresh` samples of this round are behind them.
 
-    They are asked for until a cohort changes every mean by less than a tenth of its norm, in `most` rounds at most.
+    They are asked for in the first `most` rounds, and added up.
     """
-    if not still_asked(state):
+    if _COHORTS not in state:
         known = {name: t for name, t in state.items() if name.startswith((_VALUES, _VECTORS))}
         layers = [name.removeprefix(_VALUES) for name in known if name.startswith(_VALUES)]
         return known, {Layer.parse(n): Eigen(known[_VALUES + n], known.get(_VECTORS + n)) for n in layers}
-    count, cohorts = state[COUNT] + fresh, int(state[_COHORTS]) + 1
-    kept, spectra, moved = {COUNT: count, _COHORTS: torch.tensor(cohorts)}, {}, 0.0
+    count, cohorts, spectra = state[COUNT] + fresh, state[_COHORTS] + 1, dict[Layer, Eigen]()
+    kept = {COUNT: count, _COHORTS: cohorts}
     for shaped in sums.layers():
         if not shaped.constant or shaped.inputs is None:
             continue
         if float(count) < 1:
             raise TooFew("no client sent the factor of its inputs: it was sent before, and lost; begin a new run")
-        before = state.get(TOTAL + shaped.layer.name)
-        total = shaped.inputs.values if before is None else before + shaped.inputs.values
-        kept[TOTAL + shaped.layer.name] = total
-        spectra[shaped.layer] = eigen(Factor(total, shaped.inputs.form), count)
-        change = total / count if before is None else total / count - before / state[COUNT]
-        moved = max(moved, float(change.norm() / (total / count).norm().clamp(min=1e-30)))
-    if moved > _SETTLED and cohorts < most:
+        name = TOTAL + shaped.layer.name
+        kept[name] = shaped.inputs.values + state.get(name, 0.0)
+        spectra[shaped.layer] = eigen(Factor(kept[name], shaped.inputs.form), count)
+    if spectra and int(cohorts) < most:
         return kept, spectra
     kept = {_VALUES + layer.name: own.values for layer, own in spectra.items()}
     vectors = {_VECTORS + layer.name: own.vectors for layer, own in spectra.items() if own.vectors is not None}
