@@ -144,7 +144,6 @@ class NTKFL(Method):
     """
 
     name = "ntk-fl"
-    paper = "Yue et al. 2022"
     replies = {"weights": TangentRows, "candidates": CandidateLosses}
     tolerance: ClassVar[float] = 1e-3  # relative error of each step of the flow's integration
     prior: ClassVar[float] = 0.0  # τ: outputs train with τ log(the round's share of each class) added to them

@@ -79,7 +79,6 @@ class EightBits(Quantised):
 class FedCOM(LocalTraining):
     """w ← w − lr γ Σ_m p_m Q((w − w_m) / lr), in 8 bits."""
 
-    paper: ClassVar[str] = "Haddadpour et al. 2021"
     replies: ClassVar[Mapping[str, type[Update]]] = {"weights": EightBits}
 
     server_lr: float = Field(1.0, gt=0, description="γ, the server's step along the averaged update")
@@ -107,7 +106,6 @@ class QSGD(FedCOM):
     norm.
     """
 
-    paper: ClassVar[str] = "Alistarh et al. 2017"
     replies: ClassVar[Mapping[str, type[Update]]] = {"weights": Quantised}
 
     local_steps: int = Field(1, ge=1, description="gradient steps a client takes in a round; 1: it sends its gradient")

@@ -57,7 +57,6 @@ class TCT(LocalTraining):
     ask all clients in every round, where c follows from θ and need not travel.
     """
 
-    paper: ClassVar[str] = "Yu et al. 2022"
     replies: ClassVar[Mapping[str, type[Update]]] = {"weights": TCTUpdate}
 
     train_rounds: int = Field(20, ge=1, description="T₁, rounds of federated averaging, before the linear model")

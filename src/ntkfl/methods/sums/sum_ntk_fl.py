@@ -1,8 +1,9 @@
 """NTK-FL from sums: the evolution of NTK-FL without any per-sample Jacobian leaving a client.
 
 Seen from the weights, the linearised flow needs sums over samples alone: the gradient g and, for each layer, the
-Kronecker factors of the Gauss–Newton matrix C ≈ Ĉ = A ⊗ G (K-FAC, `tangent/curvature.py`). Clients send theirs; the
-server adds them and evolves the weights in closed form. A round is five equations, with N samples in the cohort:
+Kronecker factors of the Gauss–Newton matrix C ≈ Ĉ = A ⊗ G (K-FAC, Martens & Grosse 2015; `tangent/curvature.py`).
+Clients send theirs; the server adds them and evolves the weights in closed form. A round is five equations, with N
+samples in the cohort:
 
     (1)  g = 1/N Σ ∇ℓ,  Ĉ = A ⊗ G        sums at the proposed weights w                         `curvature`
     (2)  L(w) ≤ L(w₀) + ½ min(L(w₀), s)   does w stand, against the last accepted weights w₀?    `round`
@@ -106,7 +107,6 @@ class SumNTKFL(Method):
     """
 
     name = "sum-ntk-fl"
-    paper = "after Yue et al. 2022 and Martens & Grosse 2015"
     replies = {"weights": CurvatureSums, "candidates": StepCurvature}
     step_limit: ClassVar[float] = 1.5  # of a client's step and samples, in units of the median client's
 

@@ -89,7 +89,6 @@ class SumRidge(Method):
     """w ← argmin Σ ‖f − y‖² + n λ s ‖W‖² over the last layer, from the sums of all clients seen so far."""
 
     name = "sum-ridge"
-    paper = "after He et al. 2025 and Fanì et al. 2024"
     replies = {"weights": RidgeReply}
 
     loss: str = Field("mse", description="what is reported; the last layer is always solved for squared error")
