@@ -64,7 +64,6 @@ class JacobianPlan:
     left: list[str]
     outputs: int  # d2
     total: int  # d
-    stored: int  # numbers a row of the Jacobian holds
     working: int  # numbers alive while a row is differentiated
 
     def check(self, model: nn.Module) -> None:
