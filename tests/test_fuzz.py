@@ -41,7 +41,7 @@ from ntkfl.errors import NTKFLError
 from ntkfl.federation.config import RunConfig, build_network, spelled_out
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import execute
-from ntkfl.methods import METHODS, ClientRound, Method, Privacy, State, Task
+from ntkfl.methods import ClientRound, Method, Privacy, State, Task
 from ntkfl.methods.base import settle
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.report.page import render
@@ -50,6 +50,7 @@ from ntkfl.report.view import view
 from ntkfl.wire import Message
 from ntkfl.wire.jacobians import pack_jacobian, unpack_jacobian
 from ntkfl.wire.message import KINDS
+from tests.methods.known import METHODS
 
 SEED = 0
 CASES = int(os.environ.get("NTKFL_FUZZ_CASES", "80"))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
+
 import pytest
+from pydantic import Field
 
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import ModelConfig, RunConfig
+from ntkfl.methods import FedAvg
 from ntkfl.options import Options, written
 
 
@@ -30,3 +35,20 @@ def test_none_is_written_where_it_is_not_the_default() -> None:
     kinds = Kinds(number=None, flag=None)
     assert written(kinds) == {"number": "none", "numbers": None, "flag": "none", "text": "a", "needed": 1.0}
     assert Kinds(**{name: value for name, value in written(kinds).items() if value is not None}) == kinds
+
+
+class Mine(FedAvg):
+    lr: float = Field(0.3, gt=0)
+    depth: int
+
+
+def test_help_shows_the_options_with_their_defaults() -> None:
+    """Also of a class whose schema is not built yet, and the same once it is."""
+    before = inspect.signature(Mine)
+    assert list(before.parameters) == list(Mine.model_fields)
+    assert str(before.parameters["lr"]) == "lr: float = 0.3"
+    assert str(before.parameters["depth"]) == "depth: int"
+    Mine(depth=2)
+    assert inspect.signature(Mine) == before
+    assert "batch_size: int = 200" in pydoc.render_doc(FedAvg)
+    assert inspect.signature(RunConfig).parameters["method"].default == RunConfig().method

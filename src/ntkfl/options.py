@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from inspect import Parameter, Signature
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -42,8 +43,19 @@ _MUST_BE = {
 }
 
 
+def _signature(kind: type[BaseModel]) -> Signature:
+    """The options with types and defaults. Pydantic's own, with all bounds in it, comes late: with a class's schema."""
+    found = []
+    for name, field in kind.model_fields.items():
+        default = Parameter.empty if field.is_required() else field.get_default(call_default_factory=True)
+        found.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=field.annotation))
+    return Signature(found)
+
+
 class _Annotated(ModelMetaclass):
     """Of classes with options: one that lacks a type, as in `lr = 0.5`, is told in our words."""
+
+    __signature__ = property(_signature, lambda kind, its: None)  # what pydantic would put in its place
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **settings: Any) -> type:
         try:

@@ -11,8 +11,8 @@ from ntkfl.audit import membership, rows, sums
 from ntkfl.audit.analytic import Recovery, distances
 from ntkfl.audit.capture import Capture, capture
 from ntkfl.audit.finding import Finding, mix, overlap
-from ntkfl.methods import METHODS
 from tests.audit.fixtures import config
+from tests.methods.known import METHODS
 
 SKEWED = {"dataset": "digits", "clients": 6, "partition": "dirichlet", "alpha": 0.1}
 SHUFFLED = {"subsample_rate": 0.4, "projected_dim": 24, "shuffle": True}
@@ -31,7 +31,8 @@ def captured(name: str) -> Capture:
     """Batches hold all of a client's samples."""
     own = {"local_steps": 2, "batch_size": 1000}
     options = {option: value for option, value in own.items() if option in METHODS[name].model_fields}
-    return capture(config({"name": name} | options, model={"hidden": (4,)}, privacy=PRIVACY.get(name, {})), 1)
+    method = {"name": METHODS[name].name} | options
+    return capture(config(method, model={"hidden": (4,)}, privacy=PRIVACY.get(name, {})), 1)
 
 
 @pytest.mark.parametrize("name", METHODS)

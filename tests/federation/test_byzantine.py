@@ -16,11 +16,12 @@ from ntkfl.federation.client import honest
 from ntkfl.federation.config import SUITED, RunConfig
 from ntkfl.federation.run_folder import RunFolder
 from ntkfl.federation.simulation import Simulation, execute
-from ntkfl.methods import METHODS, NTKFL, FedAvg, Method, Privacy, Robust, SumNTKFL
+from ntkfl.methods import NTKFL, FedAvg, Method, Privacy, Robust, SumNTKFL
 from ntkfl.methods.base import settle
 from ntkfl.methods.replies import Reply
 from ntkfl.wire import Message
 from tests.federation.rounds import small_client, small_task
+from tests.methods.known import METHODS
 
 
 def answers(

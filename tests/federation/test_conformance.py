@@ -18,12 +18,13 @@ from torch import Tensor
 import ntkfl
 from ntkfl.errors import ConfigError
 from ntkfl.federation.simulation import Simulation
-from ntkfl.methods import METHODS, Method, SumNTKFL, Task
+from ntkfl.methods import Method, SumNTKFL, Task
 from ntkfl.methods.base import adds_noise, privacy_of
 from ntkfl.methods.replies import Reply
 from ntkfl.privacy.settings import Privacy
 from ntkfl.wire import Message
 from tests.federation.rounds import sifted, small_client, small_task
+from tests.methods.known import METHODS
 
 QUICK: dict[str, Any] = {"local_steps": 3, "steps": (50.0, 400.0)}
 # What each method is tested under beside plain replies; the exact reasons of refusals are in test_settle.py.

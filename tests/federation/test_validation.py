@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from ntkfl.errors import MessageError
-from ntkfl.methods import METHODS, NTKFL, Method, Privacy
+from ntkfl.methods import NTKFL, Method, Privacy
 from ntkfl.wire import Message
 from tests.federation.rounds import lying, play_round, scaled, sifted, small_client, small_task
+from tests.methods.known import METHODS
 
 CODECS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Message
+from ntkfl_experiments.rivals.qsgd import QSGD
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from ntkfl.flower.messages import payload_of
-from ntkfl.methods import NTKFL, QSGD, FedAvg, Privacy, Scaffold, SumNTKFL, SumRidge
+from ntkfl.methods import NTKFL, FedAvg, Privacy, Scaffold, SumNTKFL, SumRidge
 from ntkfl.models import head
 from tests.flower.cases import (
     convolution,
@@ -154,7 +155,7 @@ def test_a_repeated_question_gets_the_same_answer_and_nobody_else_can_tell_it(
     torch.manual_seed(99)
     again = [payload_of(grid.reply(message)) for message in asked[len(asked) // 2 :]]
     assert again == first[len(asked) // 2 :]
-    if method.name in ("qsgd", "scaffold"):  # without this client's key the draws are others
+    if method.name in (QSGD.name, "scaffold"):  # without this client's key the draws are others
         grid.contexts[10].state["ntkfl"]["key"] = bytes(32)
         del grid.contexts[10].state["ntkfl.site"]  # which would refuse to answer in another way
         assert payload_of(grid.reply(asked[-1])) != first[-1]

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from ntkfl_experiments.rivals.qsgd import QSGD
 from torch import nn
 
 import ntkfl
 from ntkfl.errors import ConfigError, ModelError, RunFolderError
 from ntkfl.flower import Strategy
-from ntkfl.methods import NTKFL, QSGD, DataShare, FedAdam, FedAvg, Privacy, PrivateSums, Scaffold, SumNTKFL, SumRidge
+from ntkfl.methods import NTKFL, DataShare, FedAdam, FedAvg, Privacy, PrivateSums, Scaffold, SumNTKFL, SumRidge
 from tests.flower.cases import (
     CLIENTS,
     convolution,

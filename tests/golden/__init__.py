@@ -22,6 +22,7 @@ import torch
 import ntkfl
 from ntkfl.methods import Privacy, Robust
 from ntkfl.methods.base import settle
+from ntkfl.user_code import find_factory, is_code
 
 FOLDER = Path(__file__).parent
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -47,7 +48,9 @@ def play(run: dict[str, Any], perturbation: float = 0.0) -> Rounds:
     """The run's rounds, from first weights w (1 ± perturbation) with signs drawn for each."""
     data = ntkfl.data.load(run["dataset"])
     fed = data.partition(ntkfl.data.Dirichlet(clients=run["clients"], alpha=run["alpha"]), seed=run["seed"])
-    method = getattr(ntkfl.methods, run["method"])(**run["options"])
+    name = run["method"]
+    kind = find_factory(name) if is_code(name) else getattr(ntkfl.methods, name)
+    method = kind(**run["options"])
     privacy, robust = settle(method, Privacy(**run.get("privacy", {})), Robust(**run.get("robust", {})))
     torch.manual_seed(run["seed"])
     model = ntkfl.models.mlp(privacy.projected_dim or math.prod(fed.input_shape), *run["hidden"], 10)

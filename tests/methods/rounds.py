@@ -84,10 +84,13 @@ def play_rounds(method: Method, task: Task, clients: Sequence[ClientRound], roun
     return state
 
 
-def small_task(loss: str = "ce", dtype: torch.dtype = torch.float64, **more: object) -> Task:
+def small_task(
+    loss: str = "ce", dtype: torch.dtype = torch.float64, shared: tuple[Tensor, Tensor] | None = None, **more: object
+) -> Task:
     inputs, outputs = DIMENSIONS
     model = nn.Sequential(nn.Linear(inputs, 7), nn.Tanh(), nn.Linear(7, outputs)).to(dtype)
     task = Task(model, outputs, loss, **more)  # type: ignore[arg-type]
+    task.shared = shared
     task.example = torch.zeros(1, inputs, dtype=dtype), torch.zeros(1, dtype=torch.int64)
     return task
 

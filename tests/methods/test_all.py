@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkfl.methods import METHODS, ClientRound, Method, Task
+from ntkfl.methods import ClientRound, Method, Task
 from ntkfl.methods.base import adds_noise, privacy_of
 from ntkfl.privacy.settings import Privacy
+from tests.methods.known import METHODS
 from tests.methods.rounds import DIMENSIONS, play, small_clients, small_task
 
 OPTIONS: dict[str, dict[str, object]] = {

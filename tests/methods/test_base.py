@@ -43,7 +43,7 @@ class TestLabelSmoothing:
         ({"average": 1.0}, "option 'average'"),
         ({"label_smoothing": 1.0}, "option 'label_smoothing'"),
         ({"los": "ce"}, "did you mean 'loss'"),
-        ({"scheme": "descent"}, "takes whole steps: give them"),
+        ({"scheme": "paper"}, "takes whole steps: give them"),
     ],
 )
 def test_wrong_options_are_one_line(options: dict[str, object], why: str) -> None:

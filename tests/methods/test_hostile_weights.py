@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from ntkfl_experiments import networks
 from torch import Tensor, nn
 
 from ntkfl import models
@@ -31,14 +32,20 @@ from tests.methods.private import private_task
 
 OUTPUTS, VOCABULARY = 10, 9
 Build = Callable[[], nn.Module]
+
+
+def of_tokens(network: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Embedding(VOCABULARY, 8), network)
+
+
 NETWORKS: dict[str, tuple[Build, tuple[int, ...], int]] = {  # with how many weights to try
     "mlp": (lambda: models.mlp(64, 12, 8, OUTPUTS), (8, 8), 60),
     "cnn": (lambda: models.cnn((1, 16, 16), OUTPUTS, (4, 8), 16), (1, 16, 16), 40),
     "resnet": (lambda: models.resnet((1, 8, 8), OUTPUTS, (4, 8)), (1, 8, 8), 8),
-    "gru": (lambda: models.gru((6, 5), OUTPUTS, 8), (6, 5), 40),
-    "gru of tokens": (lambda: models.gru((6,), OUTPUTS, 8, vocabulary=VOCABULARY), (6,), 40),
-    "transformer": (lambda: models.transformer((6, 5), OUTPUTS, 8, 2), (6, 5), 15),
-    "transformer of tokens": (lambda: models.transformer((6,), OUTPUTS, 8, 2, vocabulary=VOCABULARY), (6,), 15),
+    "gru": (lambda: networks.gru((6, 5), OUTPUTS, 8), (6, 5), 40),
+    "gru of tokens": (lambda: of_tokens(networks.gru((6, 8), OUTPUTS, 8)), (6,), 40),
+    "transformer": (lambda: networks.transformer((6, 5), OUTPUTS, 8, 2), (6, 5), 15),
+    "transformer of tokens": (lambda: of_tokens(networks.transformer((6, 8), OUTPUTS, 8, 2)), (6,), 15),
 }
 
 

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.errors import ConfigError, ModelError, NumericalError
-from ntkfl.methods import METHODS, NTKFL, Centralized, ClientRound, FedAvg, Task
+from ntkfl.methods import NTKFL, Centralized, ClientRound, FedAvg, Task
 from ntkfl.methods.averaging.local_training import train_locally
 from ntkfl.methods.robust import Robust
 from ntkfl.methods.task import STATISTICS, load_statistics, statistics_of
 from ntkfl.privacy.randomness import Randomness
+from tests.methods.known import METHODS
 from tests.methods.rounds import gradient, one_weight, play, scalar_client, small_clients, small_task
 
 AVERAGING = ("fedavg", "fedprox", "fednova", "scaffold", "fedadam", "fedcom", "qsgd", "data-share")

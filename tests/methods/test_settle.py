@@ -8,8 +8,9 @@ import pytest
 
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import build_method
-from ntkfl.methods import METHODS, Privacy, Robust
+from ntkfl.methods import Privacy, Robust
 from ntkfl.methods.base import kinds_of, settle
+from tests.methods.known import METHODS
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("ntk-fl", {"secure_sum": True}, {}, "ntk-fl needs each client's reply, and secure_sum"),

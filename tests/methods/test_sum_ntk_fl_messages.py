@@ -13,8 +13,7 @@ from ntkfl.errors import MessageError
 from ntkfl.methods import ClientRound, SumNTKFL, Task
 from ntkfl.methods.base import fitted
 from ntkfl.methods.sums.curvature_reply import CurvatureSums, StepCurvature, accepted_weights, weights_question
-from ntkfl.methods.sums.sum_ntk_fl import constant_factors, no_factors_yet, still_asked
-from ntkfl.tangent import Sums, curvature_sums
+from ntkfl.tangent import curvature_sums
 from ntkfl.wire import Message
 from tests.federation.rounds import sifted
 from tests.methods.rounds import convolutional, play, play_rounds, pooled, small_clients, small_task
@@ -66,19 +65,6 @@ def test_constant_factors_are_asked_for_once_per_client_and_no_longer_than_neede
     assert all("asks" not in s.message.arrays for s in log if s.way == "down")
     assert all(f"{FIRST}/constant" not in s.message.arrays for s in log if s.way == "up")
     assert torch.equal(outcome.state[f"values/{FIRST}"], state[f"values/{FIRST}"])
-
-
-def test_asking_ends_when_a_cohort_changes_little() -> None:
-    task, (client,) = small_task(), small_clients(30)
-    means = curvature_sums(task.model, client.x, task.training_targets(client.y), "ce", task.plan(client.x))
-    state = no_factors_yet(task.like)
-    for more in (False, True):
-        assert still_asked(state)
-        scale = 1.3 if more else 1.0  # a mean that differs by 30 %: the cohorts' differ by 15 %
-        other = Sums({n: a * scale if "constant" in n else a for n, a in means.arrays.items()})
-        assert still_asked(constant_factors(state, other, 30, 5)[0]) is True
-        state, _ = constant_factors(state, means, 30, 5)
-    assert not still_asked(state)
 
 
 def test_a_frozen_backbone_sends_its_features_once() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ntkfl.federation.server import ServerState
 from ntkfl.methods import ClientRound, Outcome, State, SumNTKFL, Task
 from ntkfl.methods.replies import Reply
-from ntkfl.methods.sums.curvature_reply import ClientSums, trimmed_losses
+from ntkfl.methods.sums.curvature_reply import trimmed_losses
 from ntkfl.methods.sums.sum_ntk_fl import BACK, RELAX, bounded_gradient
 from ntkfl.tangent import Flow, Sums
 from ntkfl.wire import Message
@@ -226,11 +226,8 @@ def test_losses_are_compared_without_the_clients_at_either_end() -> None:
     """By how much a client's loss grew, and weighed by samples; one that drowns all others is bounded."""
 
     def means(*pairs: tuple[float, float], samples: tuple[int, ...] = (10, 10, 10, 10, 10)) -> list[float]:
-        clients = [
-            ClientSums(torch.zeros(1), torch.tensor(float(n)), n * torch.tensor(pair, dtype=torch.float64))
-            for n, pair in zip(samples, pairs, strict=True)
-        ]
-        return trimmed_losses(clients).tolist()
+        n = torch.tensor(samples, dtype=torch.float64)
+        return trimmed_losses(n.unsqueeze(1) * torch.tensor(pairs, dtype=torch.float64), n).tolist()
 
     # Growths 2, 0.5, 1, 3 and 0.1: the last two are out.
     pairs = ((2.0, 1.0), (1.0, 2.0), (3.0, 3.0), (9.0, 3.0), (0.1, 1.0))
@@ -247,41 +244,42 @@ def test_losses_are_compared_without_the_clients_at_either_end() -> None:
 HOW = (200.0, 12.0, 0.003)  # t, μ, δ
 
 
-def five_parts(task: Task) -> tuple[Flow, list[ClientSums]]:
-    """The flow of five clients of 20 samples, and what each adds to it."""
+def five_parts(task: Task) -> tuple[Flow, list[Tensor], Tensor]:
+    """The flow of five clients of 20 samples, the gradients they add to it, and their samples."""
     parts = [sums_at(task, task.like, [client]) for client in small_clients(20, 20, 20, 20, 20)]
     whole = functools.reduce(operator.add, parts)
-    losses = torch.ones(1).double()
-    return Flow(whole), [ClientSums(part.arrays["gradient"], part.arrays["samples"], losses) for part in parts]
+    samples = torch.stack([part.arrays["samples"] for part in parts])
+    return Flow(whole), [part.arrays["gradient"] for part in parts], samples
 
 
-def own_steps(flow: Flow, clients: list[ClientSums]) -> Tensor:
-    return torch.stack([flow.driven_by(client.gradient / client.samples).change(*HOW) for client in clients])
+def own_steps(flow: Flow, gradients: list[Tensor], samples: Tensor) -> Tensor:
+    return torch.stack([flow.driven_by(g / n).change(*HOW) for g, n in zip(gradients, samples, strict=True)])
 
 
 def test_longer_steps_are_cut_to_the_median_and_others_are_not_touched() -> None:
-    flow, clients = five_parts(small_task())
-    mean, clipped = bounded_gradient(flow, clients, 1e6, *HOW)
-    assert torch.allclose(mean, torch.stack([c.gradient for c in clients]).sum(0) / 100, rtol=1e-12, atol=1e-15)
+    flow, gradients, samples = five_parts(small_task())
+    mean, clipped = bounded_gradient(flow, gradients, samples, 1e6, *HOW)
+    assert torch.allclose(mean, torch.stack(gradients).sum(0) / 100, rtol=1e-12, atol=1e-15)
     assert clipped == 0
-    clients[3] = clients[3]._replace(gradient=-40 * clients[3].gradient)
-    steps = own_steps(flow, clients)
+    gradients[3] = -40 * gradients[3]
+    steps = own_steps(flow, gradients, samples)
     lengths = steps.norm(dim=1)
-    assert torch.allclose(flow.step_lengths([c.gradient / 20 for c in clients], *HOW), lengths, rtol=1e-12)
+    assert torch.allclose(flow.step_lengths([g / 20 for g in gradients], *HOW), lengths, rtol=1e-12)
     most = 1.5 * lengths.sort().values[2]
     expected = (steps * (most / lengths).clamp(max=1).unsqueeze(1)).mean(0)
-    limited, clipped = bounded_gradient(flow, clients, 1.5, *HOW)
+    limited, clipped = bounded_gradient(flow, gradients, samples, 1.5, *HOW)
     assert clipped == int((lengths > most).sum()) >= 1
     assert float((flow.driven_by(limited).change(*HOW) - expected).norm()) <= 1e-12 * float(expected.norm())
-    assert bounded_gradient(flow, clients[2:4], 1.5, *HOW)[1] == 0  # of two clients none is the majority
+    assert (
+        bounded_gradient(flow, gradients[2:4], samples[2:4], 1.5, *HOW)[1] == 0
+    )  # of two clients none is the majority
 
 
 def test_samples_count_for_no_more_than_the_limit() -> None:
-    flow, clients = five_parts(small_task())
-    first = clients[0]
-    clients[0] = first._replace(gradient=10 * first.gradient, samples=10 * first.samples)  # the same ten times over
-    limited, clipped = bounded_gradient(flow, clients, 1.5, *HOW)
-    steps = own_steps(flow, clients)
+    flow, gradients, samples = five_parts(small_task())
+    gradients[0], samples[0] = 10 * gradients[0], 10 * samples[0]  # the same ten times over
+    limited, clipped = bounded_gradient(flow, gradients, samples, 1.5, *HOW)
+    steps = own_steps(flow, gradients, samples)
     factors = (1.5 * steps.norm(dim=1).sort().values[2] / steps.norm(dim=1)).clamp(max=1)
     counted = torch.tensor([30.0, 20, 20, 20, 20], dtype=torch.float64)
     expected = ((counted * factors).unsqueeze(1) * steps).sum(0) / counted.sum()
@@ -305,10 +303,10 @@ def test_one_of_five_decides_without_a_limit_and_not_with_one(kind: str) -> None
             conversation.send([*replies[:4], replies[4].with_vectors({"gradient": scale * false})])
         return end.value.value.state["weights"] - task.like, end.value.value.diagnostics
 
-    flow, clients = five_parts(small_task())
+    flow, gradients, samples = five_parts(small_task())
     # Four of five are honest, so the median step is at most their longest: a mean of five that are each within 1.5
     # medians is too.
-    most = 1.5 * float(own_steps(flow, clients[:4]).norm(dim=1).max())
+    most = 1.5 * float(own_steps(flow, gradients[:4], samples[:4]).norm(dim=1).max())
     honest = float(step(Unlimited(), 1e-9)[0].norm())
     # The bound on what a step's model promises shortens it, too.
     assert float(step(Unlimited(), 100.0)[0].norm()) > max(most, 5 * honest)

@@ -100,7 +100,7 @@ def test_left_out_errors_are_those_of_retraining() -> None:
     indices, penalties = partitions()["even"], (1e-4, 0.1, 1.0)
     x, y = pooled()
     parts = [sums_of(x[part], y[part]) for part in indices]
-    found = left_out_errors(parts, total(parts), penalties, folds=len(parts))
+    found = left_out_errors(parts, total(parts), penalties)
     for penalty, error in zip(penalties, found, strict=True):
         expected = 0.0
         for i, out in enumerate(indices):

@@ -7,25 +7,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from ntkfl_experiments.networks import gru, transformer
 from torch import nn
 
 from ntkfl.errors import ConfigError
 from ntkfl.federation.config import ModelConfig, build_network
-from ntkfl.models import MODELS, cnn, gru, mlp, transformer
+from ntkfl.models import MODELS, cnn, mlp
 
-SHAPES = dict.fromkeys(MODELS, (1, 28, 28)) | {"resnet": (3, 32, 32)}
+NETWORKS = MODELS | {"gru": gru, "transformer": transformer}
+SHAPES = dict.fromkeys(NETWORKS, (1, 28, 28)) | {"resnet": (3, 32, 32)}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_maps_a_batch_to_outputs_a_sample_at_a_time(name: str) -> None:
     torch.manual_seed(0)
-    model = MODELS[name](SHAPES[name], 7).double().eval()  # float32 products differ with the size of a batch
+    model = NETWORKS[name](SHAPES[name], 7).double().eval()  # float32 products differ with the size of a batch
     x = torch.randn(5, *SHAPES[name], dtype=torch.float64)
     f = model(x)
     assert f.shape == (5, 7)
     assert torch.allclose(model(x[2:3]), f[2:3], atol=1e-12, rtol=0)
     assert bool(f.isfinite().all())
-    other = MODELS[name](SHAPES[name], 7).double()  # nothing that clients could differ in
+    other = NETWORKS[name](SHAPES[name], 7).double()  # nothing that clients could differ in
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), other.buffers(), strict=True))
 
 
@@ -40,12 +42,6 @@ def test_a_perceptrons_first_layer() -> None:
     assert bool((lean[3].bias == 0).all())
 
 
-def test_recurrent_weights_are_orthogonal() -> None:
-    model = gru((1, 8, 8), 10, width=16)
-    for gate in model.recurrent.weight_hh_l0.detach().chunk(3):
-        assert (gate @ gate.T - torch.eye(16)).abs().max() < 1e-5
-
-
 def test_convolutions_begin_as_he_says() -> None:
     torch.manual_seed(0)
     layer = cnn((1, 28, 28), 10, channels=(64, 64))[2]
@@ -53,28 +49,10 @@ def test_convolutions_begin_as_he_says() -> None:
     assert abs(float(layer.weight.std()) * math.sqrt(64 * 9 / 2) - 1) < 0.03
 
 
-def test_sequences_and_tokens() -> None:
-    assert gru((12, 5), 3)(torch.randn(2, 12, 5)).shape == (2, 3)
-    for model in (gru((12,), 3, vocabulary=20), transformer((12,), 3, vocabulary=20)):
-        assert model(torch.randint(0, 20, (2, 12))).shape == (2, 3)
-
-
-def test_an_images_rows_are_its_steps() -> None:
-    """The last step a GRU sees is the image's last row, all channels of it."""
-    model = gru((2, 4, 3), 5)
-    x = torch.randn(1, 2, 4, 3)
-    steps = model.front(x)
-    assert steps.shape == (1, 4, 6)
-    assert torch.equal(steps[0, 3], torch.cat([x[0, 0, 3], x[0, 1, 3]]))
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: cnn((1, 8, 8), 10), "at least 9 × 9"),
-        (lambda: gru((784,), 10), "images"),
-        (lambda: gru((3, 4), 10, vocabulary=9), "tokens are sequences"),
-        (lambda: transformer((1, 8, 8), 10, width=30), "multiple of its 4 heads"),
         (lambda: ModelConfig(name="cnn", hidden=(3,)), "are of an mlp"),
         (lambda: build_network(ModelConfig(name="no_such:thing"), (3,), 2, 0), "cannot import 'no_such'"),
         (

@@ -33,6 +33,17 @@ def theta(J: ntkfl.Jacobian, kernel: str) -> Tensor:
     return torch.kron(torch.einsum("ajd,bjd->ab", D, D) / d2, torch.eye(d2, dtype=D.dtype))
 
 
+def descended(
+    J: ntkfl.Jacobian, f0: Tensor, Y: Tensor, lr: float, t: int, loss: AnyLoss, kernel: str
+) -> tuple[Tensor, Tensor]:
+    """f(t) and R(t) = Σ_{u<t} r(f(u)) of t explicit steps f(u) = f0 + (η/N) Θ R(u): what the flow is the limit of."""
+    f, R, Theta = f0, torch.zeros_like(f0), theta(J, kernel)
+    for _ in range(t):
+        R = R + find_loss(loss).residual(f, Y)
+        f = f0 + lr / len(f0) * (Theta @ R.reshape(-1)).view_as(f0)
+    return f, R
+
+
 def classical(slope: Callable[[Tensor], Tensor], state: Tensor, t: float, steps: int) -> Tensor:
     """The state at time t, by the classical fourth-order method."""
     h = t / steps

@@ -15,7 +15,7 @@ from tests.tangent.evolutions import problem
 NAN, INF = float("nan"), float("inf")
 OPTIONS: list[dict[str, Any]] = [
     *({"steps": steps} for steps in ([], [0], [-1, 2], [3, 3], [2, 1], [1, INF], [NAN], 10)),
-    *({"steps": [1.5], "loss": "mse", "kernel": "trace", "scheme": scheme} for scheme in ("descent", "paper")),
+    {"steps": [1.5], "loss": "mse", "kernel": "trace", "scheme": "paper"},
     *({"steps": [1], "lr": lr} for lr in (0.0, -1.0, NAN, INF)),
     *({"steps": [1], "rtol": rtol} for rtol in (-1e-3, 0.0, 1e-12, 1.0, NAN, INF)),
     {"loss": "hinge"}, {"kernel": "ful"}, {"scheme": "euler"},
@@ -69,10 +69,8 @@ def test_a_cost_without_end_does_not_blame_the_rows(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("loss", ["ce", "mse"])
-def test_numbers_that_diverge_or_are_not_finite(loss: str) -> None:
+def test_numbers_that_are_not_finite(loss: str) -> None:
     _, _, J, f0, y = problem()
-    with pytest.raises(NumericalError, match="diverged"):
-        ntkfl.evolve(J, f0, y, lr=1e3, steps=[1, 2, 5, 50], loss=loss, scheme="descent")
     f0[3, 1] = INF
     with pytest.raises(NumericalError, match="not finite"):
         ntkfl.evolve(J, f0, y, loss=loss)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.tangent.blocks import FactoredBlock
-from ntkfl.tangent.build import plan_jacobian
 from ntkfl.tangent.layers import ConvolutionBlock, EmbeddingBlock, LinearBlock, ScaleBlock
 from tests.tangent.test_jacobian import autograd
 
@@ -81,10 +80,10 @@ class TestConvolution:
         x = torch.randn(3, 1, 28, 28)
         J = ntkfl.jacobian(model, x)
         assert [block.layout[0] for block in J.blocks] == ["convolution", "linear", "linear", "dense"]  # type: ignore[attr-defined]
-        assert plan_jacobian(model, x).stored == 4160 + (2304 + 8000) + (800 + 640) + (64 + 100)
-        assert plan_jacobian(model, x, "factored").stored == (784 + 23040) + (2304 + 8000) + (800 + 640) + (64 + 100)
-        assert plan_jacobian(model, x, "dense").stored == 10 * 56970
-        assert J.nbytes == 4 * 3 * plan_jacobian(model, x[:1]).stored
+        stored = {form: ntkfl.jacobian(model, x, form).nbytes / (4 * 3) for form in ("auto", "factored", "dense")}
+        assert stored["auto"] == 4160 + (2304 + 8000) + (800 + 640) + (64 + 100)
+        assert stored["factored"] == (784 + 23040) + (2304 + 8000) + (800 + 640) + (64 + 100)
+        assert stored["dense"] == 10 * 56970
 
 
 class TestGram:

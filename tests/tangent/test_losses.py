@@ -67,17 +67,17 @@ def test_the_flow_follows_the_loss(loss: Loss) -> None:
     assert torch.allclose(evolution.residuals[0], R, rtol=1e-3, atol=1e-4 * float(R.abs().max()))
 
 
-@pytest.mark.parametrize("scheme", ["flow", "descent"])
-def test_a_loss_of_pytorch_is_taken_per_sample_or_refused(scheme: str) -> None:
+@pytest.mark.parametrize(("kernel", "scheme"), [("full", "flow"), ("trace", "paper")])
+def test_a_loss_of_pytorch_is_taken_per_sample_or_refused(kernel: str, scheme: str) -> None:
     """With reduction="none" it moves outputs as `ce` does; its mean would move them an N-th as far."""
     torch.manual_seed(0)
     model, x = nn.Linear(4, 3).double(), torch.randn(7, 4, dtype=torch.float64)
     J, f0, y = ntkfl.jacobian(model, x), model(x).detach(), torch.arange(7) % 3
-    expected = ntkfl.evolve(J, f0, y, 0.5, [20], "ce", scheme=scheme)
-    ours = ntkfl.evolve(J, f0, y, 0.5, [20], nn.CrossEntropyLoss(reduction="none"), scheme=scheme)
+    expected = ntkfl.evolve(J, f0, y, 0.5, [20], "ce", kernel, scheme)
+    ours = ntkfl.evolve(J, f0, y, 0.5, [20], nn.CrossEntropyLoss(reduction="none"), kernel, scheme)
     assert (ours.outputs - expected.outputs).norm() < 1e-3 * (expected.outputs - f0).norm()
     with pytest.raises(ConfigError, match='reduction="none"'):
-        ntkfl.evolve(J, f0, y, 0.5, [20], nn.functional.cross_entropy, scheme=scheme)
+        ntkfl.evolve(J, f0, y, 0.5, [20], nn.functional.cross_entropy, kernel, scheme)
 
 
 def test_what_is_no_loss_is_refused() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from ntkfl_experiments import networks
+from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.errors import NumericalError
@@ -117,8 +118,8 @@ def test_norms_of_layers_with_positions_are_within_a_factor(name: str) -> None:
     if name == "cnn":
         model, x = ntkfl.models.cnn((1, 12, 12), 3), torch.randn(6, 1, 12, 12)
     else:
-        builder = getattr(ntkfl.models, name)
-        model, x = builder((8,), 3, vocabulary=11), torch.randint(0, 11, (6, 8))
+        model = nn.Sequential(nn.Embedding(11, 16), getattr(networks, name)((8, 16), 3))
+        x = torch.randint(0, 11, (6, 8))
     J = ntkfl.jacobian(model, x)
     ratio = J.norms() / J.dense().double().flatten(1).norm(dim=1)
     assert float(ratio.max() / ratio.min()) < 4

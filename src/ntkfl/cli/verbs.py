@@ -34,11 +34,11 @@ VERBS = {
 # Names known without torch; a test holds them to those there are.
 METHODS = (
     "sum-ntk-fl", "kfac-fedavg", "ntk-fl", "cp-ntk-fl", "private-sums", "sum-ridge", "private-ridge", "fedavg",
-    "fednova", "fedprox", "scaffold", "fedadam", "fedcom", "qsgd", "data-share", "centralized",
+    "fednova", "fedprox", "scaffold", "fedadam", "data-share", "centralized",
 )  # fmt: skip
 DATASETS = ("fashion-mnist", "mnist", "femnist", "cifar10", "digits")
 PARTITIONS = ("dirichlet", "writer", "iid", "shards", "client")
-MODELS = ("mlp", "cnn", "resnet", "gru", "transformer")
+MODELS = ("mlp", "cnn", "resnet")
 
 # Options that several verbs have. The help of `train` shows its options in these groups.
 OfData, OfMethod, OfRun, OfPrivacy, OfOutput = (

@@ -6,7 +6,6 @@ from ntkfl.methods.averaging.fedadam import FedAdam
 from ntkfl.methods.averaging.fedavg import FedAvg
 from ntkfl.methods.averaging.fednova import FedNova
 from ntkfl.methods.averaging.fedprox import FedProx
-from ntkfl.methods.averaging.qsgd import QSGD, FedCOM
 from ntkfl.methods.averaging.scaffold import Scaffold
 from ntkfl.methods.base import Method, Outcome
 from ntkfl.methods.ntk_fl import CPNTKFL, NTKFL
@@ -20,12 +19,12 @@ from ntkfl.methods.task import ClientRound, State, Task
 from ntkfl.privacy.settings import Privacy
 
 _SUMS = (SumNTKFL, KfacFedAvg, PrivateSums, SumRidge, PrivateRidge)
-_AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam, FedCOM, QSGD)
+_AVERAGES = (FedAvg, FedProx, FedNova, Scaffold, FedAdam)
 _ALL = (NTKFL, CPNTKFL, *_SUMS, *_AVERAGES, DataShare, Centralized)
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
 __all__ = [
-    "CPNTKFL", "METHODS", "NTKFL", "QSGD", "Centralized", "ClientRound", "DataShare", "FedAdam", "FedAvg",
-    "FedCOM", "FedNova", "FedProx", "KfacFedAvg", "Method", "Outcome", "Privacy", "PrivateRidge", "PrivateSums",
+    "CPNTKFL", "METHODS", "NTKFL", "Centralized", "ClientRound", "DataShare", "FedAdam", "FedAvg",
+    "FedNova", "FedProx", "KfacFedAvg", "Method", "Outcome", "Privacy", "PrivateRidge", "PrivateSums",
     "Robust", "Scaffold", "State", "SumNTKFL", "SumRidge", "Task",
 ]  # fmt: skip

@@ -68,7 +68,6 @@ class Method(Options):
     model_config = ConfigDict(defer_build=True)
 
     name: ClassVar[str]
-    paper: ClassVar[str] = ""
     replies: ClassVar[Mapping[str, type[Reply]]] = {"weights": Update}
     _privacy: ClassVar[Privacy] = Privacy()  # in place of the settings' defaults, of a method that is private by itself
 

@@ -144,7 +144,6 @@ class NTKFL(Method):
     """
 
     name = "ntk-fl"
-    paper = "Yue et al. 2022"
     replies = {"weights": TangentRows, "candidates": CandidateLosses}
     tolerance: ClassVar[float] = 1e-3  # relative error of each step of the flow's integration
     prior: ClassVar[float] = 0.0  # τ: outputs train with τ log(the round's share of each class) added to them
@@ -155,7 +154,7 @@ class NTKFL(Method):
     )
     lr: float = Field(0.01, gt=0, description="η; with the flow only η·t counts")
     kernel: Literal["full", "trace"] = Field("full", description="full (the linearised network) or trace (the paper's)")
-    scheme: Literal["flow", "descent", "paper"] = Field("flow", description="how residuals add up along the kernel")
+    scheme: Literal["flow", "paper"] = Field("flow", description="how residuals add up along the kernel")
     steps: tuple[float, ...] | None = Field(
         None, description="candidate numbers of steps t; default: geometric in η·t up to 40; the paper: 100, 200 … 2000"
     )

@@ -59,8 +59,6 @@ class Task:
         privacy: Privacy | None = None,
         robust: Robust | None = None,
         total_clients: int = 1,
-        shared: tuple[Tensor, Tensor] | None = None,
-        validation: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         with eager(model) as own:
             self.model = copy.deepcopy(own)
@@ -69,7 +67,9 @@ class Task:
         self.privacy, self.robust = privacy or Privacy(), robust or Robust()
         self.total_clients = total_clients  # of the whole federation, not of a round
         self.failed_rounds = 0  # that drew noise anew and then failed: they count for ε
-        self.shared, self.validation = shared, validation
+        # Samples (x, y) that the server itself holds: those that data sharing gives away, those of held-out clients.
+        self.shared: tuple[Tensor, Tensor] | None = None
+        self.validation: tuple[Tensor, Tensor] | None = None
         self.example: tuple[Tensor, Tensor] | None = None  # a sample of zeros: x [1, …] as the network gets it, y
         self.notes: list[str] = []
         # Whether samples go through the network one at a time, so that none changes how another one is rounded: where
@@ -93,8 +93,7 @@ class Task:
     @torch.no_grad()
     def candidate_losses(self, candidates: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """ℓ of every sample under each of the candidate weights [S, d]: [S, N]. S forward passes."""
-        outputs = torch.stack([self.predict(w, x) for w in candidates])
-        return per_sample(self.loss, outputs, targets(y, self.outputs, self.loss, self.like.dtype))
+        return self.losses(torch.stack([self.predict(w, x) for w in candidates]), y)
 
     def jacobian(self, weights: Tensor, x: Tensor, form: str = "auto") -> Jacobian:
         """J at these weights for the rows of x."""
@@ -114,7 +113,7 @@ class Task:
         return Y if s == 0 else Y.mul_(1 - s).add_(s / self.outputs)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """ℓ for each sample on its true label, [N]."""
+        """ℓ of outputs [..., N, d2] on the true labels, [..., N]."""
         return per_sample(self.loss, outputs, targets(y, self.outputs, self.loss, outputs.dtype))
 
 

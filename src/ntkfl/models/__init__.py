@@ -11,11 +11,9 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from ntkfl.models.backbone import digest, freeze, head
-from ntkfl.models.networks import cnn, gru, mlp, resnet, transformer
+from ntkfl.models.networks import cnn, mlp, resnet
 
-__all__ = [
-    "MODELS", "cnn", "digest", "freeze", "gru", "head", "mlp", "resnet", "transformer",
-]  # fmt: skip
+__all__ = ["MODELS", "cnn", "digest", "freeze", "head", "mlp", "resnet"]
 
 
 def _mlp(
@@ -24,6 +22,4 @@ def _mlp(
     return mlp(math.prod(inputs), *hidden, outputs, gain=gain, bias=bias)
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "mlp": _mlp, "cnn": cnn, "resnet": resnet, "gru": gru, "transformer": transformer
-}  # fmt: skip
+MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": _mlp, "cnn": cnn, "resnet": resnet}

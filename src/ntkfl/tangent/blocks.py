@@ -300,29 +300,25 @@ class Use(NamedTuple):
         return {name for name in (self.weight, self.bias) if name is not None}
 
 
+Uses = dict[Use, list[tuple[Tensor, Tensor]]]  # in one forward pass, each with the (input, output) of its calls
+
+
 @dataclass(frozen=True)
-class Recording:
-    """The uses in one forward pass, each with the (input, output) of its calls. `names` of the trained parameters by
-    their `id`; with `live` they stay part of the graph, for derivatives of derivatives.
-    """
-
-    names: Mapping[int, str]
-    live: bool = False
-    uses: dict[Use, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
-
-
 class Tape:
-    """Given to a layer's `run`. A tape that records holds parameters fixed, so that autograd sees only the way through
-    the layer's input, and notes the uses; without a recording it lets the layer run as it is, in operations that always
-    differentiate.
+    """Given to the `run` of a layer, named `module`. It holds parameters fixed, so that autograd sees only the way
+    through the layer's input, and notes `uses` of those that train, whose `names` it knows by their `id`. With `live`
+    they stay part of the graph, for derivatives of derivatives. Without names it lets the layer run as it is, in
+    operations that always differentiate.
     """
 
-    def __init__(self, module: str = "", recording: Recording | None = None) -> None:
-        self.module, self.recording = module, recording
+    module: str = ""
+    names: Mapping[int, str] = field(default_factory=dict)
+    uses: Uses = field(default_factory=dict)
+    live: bool = True
 
     def values(self, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Parameters as this layer computes with them."""
-        if self.recording is None or self.recording.live:
+        if self.live:
             return weight, bias
         return weight.detach(), None if bias is None else bias.detach()
 
@@ -336,15 +332,12 @@ class Tape:
         settings: Settings = (),
     ) -> Tensor:
         """Note that `output` came from `input` through these parameters; the layer goes on with what is returned."""
-        if self.recording is None:
-            return output
-        names = self.recording.names
-        use = Use(self.module, block, names.get(id(weight)), names.get(id(bias)), settings)
+        use = Use(self.module, block, self.names.get(id(weight)), self.names.get(id(bias)), settings)
         if not use.names:
             return output
         if not output.requires_grad:
             output.requires_grad_()
-        self.recording.uses.setdefault(use, []).append((input, output))
+        self.uses.setdefault(use, []).append((input, output))
         return output.clone()  # an in-place activation behind the layer must not overwrite the tapped output
 
 

@@ -199,8 +199,7 @@ def _make_plan(model: nn.Module, x: Tensor, form: str) -> JacobianPlan:
     known = {name: m for name, m in modules.items() if type(m) in LAYERS and _untouched(m)}
     shapes = {name: p.shape for name, p in own.values.items()}
     total = sum(p.numel() for p in own.values.values())
-    stored = outputs * total
-    dense = JacobianPlan(modules, shapes, known, [], [], [*shapes], outputs, total, stored, 3 * stored)
+    dense = JacobianPlan(modules, shapes, known, [], [], [*shapes], outputs, total, 3 * outputs * total)
     if form != "dense":
         try:
             plan, J = _by_layers(own, dense, form)
@@ -254,7 +253,7 @@ def _by_layers(own: Pass, dense: JacobianPlan, form: str) -> tuple[JacobianPlan,
     J = piece(own, plan).mapped(torch.Tensor.contiguous)
     stored = sum(math.prod(t.shape[1:]) for t in J.tensors())
     working = stored + taps + 3 * plan.outputs * sum(parameters[name].numel() for name in left)
-    return replace(plan, stored=stored, working=working), J
+    return replace(plan, working=working), J
 
 
 def _admits_copies(own: Pass, dense: JacobianPlan, name: str) -> bool:

@@ -105,14 +105,12 @@ def lengths(rows: Tensor) -> Tensor:
     return found
 
 
-def input_moments(
-    model: nn.Module, x: Tensor, plan: JacobianPlan, largest: int = LARGEST, alone: bool = False
-) -> dict[Layer, Tensor]:
+def input_moments(model: nn.Module, x: Tensor, plan: JacobianPlan, alone: bool = False) -> dict[Layer, Tensor]:
     """Σ_i Σ_t a_it a_itᵀ of layers whose inputs do not depend on any trained weight, each sample brought to
     Σ_t ‖a_it‖² = 1: [m, m].
 
     So a sample adds a matrix of Frobenius norm at most 1. Linear layers and convolutions without groups, of at most
-    `largest` inputs; inputs have mean square 1 beside the 1 of a bias.
+    LARGEST inputs; inputs have mean square 1 beside the 1 of a bias.
     """
     found: dict[Layer, Tensor] = {}
     plan, unmoved = plan.factored(), plan.constant()
@@ -123,7 +121,7 @@ def input_moments(
             if not isinstance(block, LinearBlock | ConvolutionBlock) or block.weight is None or block.groups > 1:
                 continue
             seen = block.seen()
-            if block.weight.start not in unmoved or seen.shape[3] + (block.bias is not None) > largest:
+            if block.weight.start not in unmoved or seen.shape[3] + (block.bias is not None) > LARGEST:
                 continue
             size = seen.flatten(1).square().mean(1).sqrt().clamp_min(_TINY).view(-1, 1, 1, 1)
             a = with_ones(seen / size, block)

@@ -1,10 +1,9 @@
 """Evolving the weights of the linearised network: outputs f(t) and weights w(t) for all wanted t in one pass.
 
-All schemes accumulate residuals R(t) ∈ R^{N×d2}; the weights follow as w(t) = w(0) + (η/N) Jᵀ R(t), the paper's weight
+Both schemes accumulate residuals R(t) ∈ R^{N×d2}; the weights follow as w(t) = w(0) + (η/N) Jᵀ R(t), the paper's weight
 evolution. They differ in what is accumulated, and agree only as ηλ/N → 0:
 
 - `flow`: R = ∫_0^t r(f(u)) du along f' = (η/N) Θ r(f), the gradient flow of the linearised network;
-- `descent`: R = Σ_{u<t} r(f(u)) along explicit gradient descent;
 - `paper`: R = Σ_{u<t} r(f(u)) with f(u) on the flow (trace kernel): the paper's closed form for `mse`, what its
   authors' code sums for `ce`.
 
@@ -24,11 +23,11 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, DataError, NumericalError, unknown
 from ntkfl.tangent.jacobian import Jacobian, check_jacobian
-from ntkfl.tangent.losses import LOSSES, AnyLoss, Loss, find_loss, per_sample
+from ntkfl.tangent.losses import LOSSES, AnyLoss, Loss, find_loss
 from ntkfl.tangent.solvers import Statistics, integrate
 
 KERNELS = ("full", "trace")
-SCHEMES = ("flow", "descent", "paper")
+SCHEMES = ("flow", "paper")
 PAPER_STEPS = tuple(range(100, 2001, 100))
 LEAST_RTOL = 1e-9  # of order two, the integrator takes 2.2 times the steps for each further digit, and at most 10,000
 _PASS_NUMBERS = 2**24  # numbers of a layer's outputs, over all rows and changes, alive while changes are made
@@ -86,8 +85,8 @@ def evolve(
 ) -> Evolution:
     """Evolve outputs f0 [N, d2] towards labels y (classes [N] or real [N, d2]) along the linearisation J.
 
-    steps: an increasing list of positive numbers of gradient steps of size `lr` (default: `geometric_steps`); `descent`
-        and `paper` need whole ones.
+    steps: an increasing list of positive numbers of gradient steps of size `lr` (default: `geometric_steps`); `paper`
+        needs whole ones.
     loss: "ce", "mse", a `Loss` of your own, or a function of outputs and targets that gives one value per sample
         (convex in the outputs); what falls is its mean over samples. "ce" is cross-entropy of the softmax. "mse" is
         half the mean over outputs of the squared error, (1/d2) Σ_j ½(f_j − Y_j)²: half of `F.mse_loss`, so that a step
@@ -97,7 +96,7 @@ def evolve(
     rtol: the relative error of each step of an integrated flow, from 1e-9 to below 1.
 
     Cost: `flow` takes products in proportion to the square root of the stiffness, `paper` as many and a residual for
-    each whole step, `descent` one for each step. `mse` with `trace` is solved in closed form, whatever ηt is, by the
+    each whole step. `mse` with `trace` is solved in closed form, whatever ηt is, by the
     kernel's eigenvalues.
     Memory: a few [N, d2] arrays beside J, and for `trace` the kernel.
     """
@@ -132,8 +131,8 @@ def evolve(
     if not bool((criterion.residual(f0, Y.to(f0.dtype)).abs() > rounding).any()):  # nothing to learn: R stays 0
         still = f0.expand(len(wanted), N, d2)
         return Evolution(J, lr, wanted, torch.zeros_like(still), lambda: still)
-    solve = {"flow": _flow, "descent": _descent, "paper": _sampled_flow}[scheme]
-    if loss == "mse" and kernel == "trace" and scheme != "descent":
+    solve = _flow if scheme == "flow" else _sampled_flow
+    if loss == "mse" and kernel == "trace":
         solve = _spectral
     problem = _Problem(J, f0, Y, criterion, lr, wanted, kernel, scheme, rtol)
     residuals, trajectory, stats = _as_far_as_it_goes(solve, problem)
@@ -232,29 +231,6 @@ def _sampled_flow(own: _Problem) -> Solution:
             outputs.append(f)
         total = total + loss.residual(f, own.Y)
     return _stacked(residuals, own.f0), lambda: torch.stack(outputs), stats
-
-
-def _descent(own: _Problem) -> Solution:
-    """Explicit gradient descent on the linearised model; the plain reference."""
-    theta, start, loss = own.product(), own.f0.double(), own.loss
-    before = float(per_sample(loss, start, own.Y).mean())
-    f, R = start, torch.zeros_like(start)
-    outputs, residuals, done = [], [], 0
-    for wanted in own.steps:
-        while done < wanted:
-            R = R + loss.residual(f, own.Y)
-            f = start + own.rate * theta(R).double()
-            done += 1
-        now = float(per_sample(loss, f, own.Y).mean())
-        # The loss is convex in f, so stable descent cannot end above where it began.
-        if not math.isfinite(now) or now > before * (1 + 1e-6) + 1e-12:
-            raise NumericalError(
-                f"gradient descent diverged: after {done} steps of size {own.lr:g} the loss is {now:.4g}, "
-                f"against {before:.4g} at the start; take a smaller lr, or scheme 'flow', which has no stability limit"
-            )
-        outputs.append(f)
-        residuals.append(R)
-    return torch.stack(residuals), lambda: torch.stack(outputs), Statistics(evaluations=done)
 
 
 def _spectral(own: _Problem) -> Solution:

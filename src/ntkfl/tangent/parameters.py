@@ -35,25 +35,23 @@ def column_slices(parameters: Mapping[str, Tensor]) -> dict[str, slice]:
 
 
 def call_with(model: nn.Module, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The model's output for x with these in place of its parameters (and buffers) of those names."""
+    """The model's output for x with these in place of its parameters of those names."""
     return with_values(model, values)(x)
 
 
 def with_values(model: nn.Module, values: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor]:
-    """The model with these in place of its parameters (and buffers) of those names, as a function of inputs.
+    """The model with these in place of its parameters of those names, as a function of inputs.
 
     `functional_call`, which would leave a model that holds one module under two names with a plain tensor in place of
     the parameter: each module is told its own here, so that nothing is replaced twice. Tied weights stay tied.
     """
     names = {id(p): name for name, p in model.named_parameters() if name in values}
-    everywhere = {
+    whole = {
         f"{module}.{role}" if module else role: values[names[id(p)]]
         for module, each in model.named_modules()
         for role, p in each.named_parameters(recurse=False, remove_duplicate=False)
         if id(p) in names
     }
-    others = {name: value for name, value in values.items() if name not in names.values()}
-    whole = others | everywhere
 
     def outputs(x: Tensor) -> Tensor:
         found: Tensor = functional_call(model, whole, (x,), tie_weights=False)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 from ntkfl.errors import ModelError
-from ntkfl.tangent.blocks import Block, DenseBlock, FactoredBlock, Recording, Tape, Tensors, Use
+from ntkfl.tangent.blocks import Block, DenseBlock, FactoredBlock, Tape, Tensors, Use, Uses
 from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.layers import LAYERS
 from ntkfl.tangent.parameters import call_with, column_slices, trainable
@@ -64,7 +64,6 @@ class JacobianPlan:
     left: list[str]
     outputs: int  # d2
     total: int  # d
-    stored: int  # numbers a row of the Jacobian holds
     working: int  # numbers alive while a row is differentiated
 
     def check(self, model: nn.Module) -> None:
@@ -104,7 +103,7 @@ class Pass(NamedTuple):
 class Trace(NamedTuple):
     """A forward pass: the recorded uses of weights, the trainable parameters it took, the model's output [N, d2]."""
 
-    uses: Mapping[Use, list[tuple[Tensor, Tensor]]]
+    uses: Uses
     leaves: Values
     f: Tensor
 
@@ -116,12 +115,12 @@ def trace(own: Pass, known: Mapping[str, nn.Module], recorded: Iterable[str], li
     gradient is one that is used outside these layers. With `live`, parameters and x stay part of the caller's graph.
     """
     leaves = own.values if live else {name: value.detach().requires_grad_() for name, value in own.values.items()}
-    recording = Recording({id(leaf): name for name, leaf in leaves.items()}, live)
-    with substituted(known, {name: Tape(name, recording) for name in recorded}), torch.enable_grad():
+    names, uses = {id(leaf): name for name, leaf in leaves.items()}, Uses()
+    with substituted(known, {name: Tape(name, names, uses, live) for name in recorded}), torch.enable_grad():
         f = call_with(own.model, leaves, own.x)
     if not f.requires_grad:
         raise ModelError("the model's output depends on none of its trainable parameters")
-    return Trace(recording.uses, leaves, f)
+    return Trace(uses, leaves, f)
 
 
 @contextmanager

@@ -85,16 +85,12 @@ def solve(sums: RidgeSums, penalty: float) -> Tensor:
     return torch.cat([W, (sums.cross[-1] / sums.samples - mean @ W).unsqueeze(0)])
 
 
-def left_out_errors(parts: Sequence[RidgeSums], whole: RidgeSums, penalties: Sequence[float], folds: int) -> Tensor:
-    """The mean squared error at each λ of samples that the solution has not seen, [λ].
-
-    Each of `folds` groups of `parts` is left out of the `whole` once; with as many folds as parts, each part alone.
+def left_out_errors(parts: Sequence[RidgeSums], whole: RidgeSums, penalties: Sequence[float]) -> Tensor:
+    """The mean squared error at each λ of samples that the solution has not seen, [λ]: each of `parts` is left out of
+    the `whole` once.
     """
-    folds = min(folds, len(parts))
-    errors = whole.gram.new_zeros(len(penalties))
-    samples = 0.0
-    for fold in range(folds):
-        out = total(parts[fold::folds])
+    errors, samples = whole.gram.new_zeros(len(penalties)), 0.0
+    for out in parts:
         rest = whole - out
         if float(rest.samples) < 1:
             continue

@@ -18,7 +18,8 @@ from torch import nn
 
 import ntkfl
 from ntkfl.methods import FedAvg, Method, SumNTKFL
-from ntkfl.models import resnet, transformer
+from ntkfl.models import resnet
+from ntkfl_experiments.networks import transformer
 
 CLIENTS, ALPHA, SEEDS, ROUNDS, COHORT = 10, 0.1, (20, 21, 22), 12, 5
 INITIALISATIONS = ("torch", "he")

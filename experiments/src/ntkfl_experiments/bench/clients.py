@@ -15,6 +15,7 @@ from ntkfl import models
 from ntkfl.tangent import curvature_sums, plan_jacobian
 from ntkfl.tangent.losses import targets
 from ntkfl_experiments.bench.timing import BenchRow, Setting, race
+from ntkfl_experiments.networks import transformer
 from ntkfl_experiments.rivals.models import lenet
 
 _BATCH = 200
@@ -25,7 +26,7 @@ NETWORKS: dict[str, tuple[_Build, tuple[int, ...], int]] = {
     "LeNet": (lenet, (3, 32, 32), 1000),
     "CNN": (models.cnn, (1, 28, 28), 1000),
     "ResNet, GroupNorm": (models.resnet, (3, 32, 32), 200),
-    "transformer": (models.transformer, (28, 28), 500),
+    "transformer": (transformer, (28, 28), 500),
 }
 CLASSES = (10, 100, 1000)
 

@@ -26,12 +26,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp, vjp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ntkfl.models import cnn, mlp, resnet, transformer
+from ntkfl.models import cnn, mlp, resnet
 from ntkfl.tangent import jacobian, plan_jacobian
 from ntkfl.tangent.passes import JacobianPlan
 from ntkfl_experiments.bench.dense import DenseWay
 from ntkfl_experiments.bench.memory import peak_bytes, reset_peak
 from ntkfl_experiments.bench.timing import BenchRow, Setting, synthetic
+from ntkfl_experiments.networks import transformer
 
 NETWORKS = ("MLP", "CNN", "ResNet", "wide ResNet", "transformer", "wide transformer")
 PRODUCTS = 50

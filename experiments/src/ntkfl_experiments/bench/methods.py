@@ -6,8 +6,9 @@ import torch
 
 import ntkfl
 from ntkfl.federation.run_folder import Record
-from ntkfl.methods import NTKFL, QSGD, FedAdam, FedAvg, FedCOM, Method, Scaffold, SumNTKFL
+from ntkfl.methods import NTKFL, FedAdam, FedAvg, Method, Scaffold, SumNTKFL
 from ntkfl_experiments.bench.timing import BenchRow, Setting, fashion, synthetic
+from ntkfl_experiments.rivals.qsgd import QSGD, FedCOM
 
 _METHODS: tuple[Method, ...] = (SumNTKFL(), NTKFL(), FedAvg(), Scaffold(), FedAdam(), FedCOM(), QSGD())
 _CLIENTS = 20

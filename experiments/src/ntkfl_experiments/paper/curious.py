@@ -25,6 +25,7 @@ from ntkfl_experiments.bench.timing import fashion
 SHUFFLED = 0.9  # sparsity of the rows that the shuffler permutes: the paper sets it “above 80 %–90 %”
 PROJECTED = Privacy(projected_dim=100, subsample_rate=0.4)  # the paper's d1' and β
 PAIRS = 400  # rows whose inputs the server knows from elsewhere
+TARGETS = 50  # rows that it draws
 
 
 def read_shuffled(key: Mapping[str, Any]) -> dict[str, float]:
@@ -85,7 +86,7 @@ def read_projected(key: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _without_P(heard: Capture, seed: int, targets: int = 50) -> dict[str, float]:
+def _without_P(heard: Capture, seed: int) -> dict[str, float]:
     """Mean SSIM of pictures that the server draws from z = x P alone, with some known inputs beside, and by the label.
 
     Liu, Giannella, Kargupta, An Attacker's View of Distance Preserving Maps for Privacy Preserving Data Mining, PKDD
@@ -102,7 +103,7 @@ def _without_P(heard: Capture, seed: int, targets: int = 50) -> dict[str, float]
     covariance = gaussian_prior(public - guesses((public, public_y), public_y))[1]
     scale = float(z.square().mean() / public.square().sum(1).mean())
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(seed))
-    target, rest = order[:targets], order[targets:]
+    target, rest = order[:TARGETS], order[TARGETS:]
     mean = guesses((public, public_y), labels[target])
     truth = heard.images(known[target].float())
     classes = [c for c in sorted(set(labels[rest].tolist())) if int((public_y == c).sum()) > 1]

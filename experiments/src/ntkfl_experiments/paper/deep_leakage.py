@@ -21,6 +21,7 @@ from ntkfl.tangent.passes import substituted
 Parameters = dict[str, Tensor]
 Loss = Callable[[Tensor], Tensor]  # x [n, m] -> one number per row, [n]
 _ARMIJO, _SHORTER, _TRIES = 1e-4, 0.3, 5
+_HISTORY = 10  # pairs that the inverse curvature is made of
 _STILL = 1e-5  # a step that lowers a row by less than this part of where it began ends it
 
 
@@ -62,13 +63,13 @@ def match_jacobian(model: nn.Module, shape: Sequence[int], J: Tensor, match: str
 def reconstruct(loss: Loss, targets: int, width: int, settings: Settings) -> Tensor:
     """Dummies [targets, width]: of all restarts, those that match best."""
     generator = torch.Generator().manual_seed(settings.seed)
-    x, _ = lbfgs(loss, torch.randn(settings.restarts * targets, width, generator=generator), settings.steps)
+    x = lbfgs(loss, torch.randn(settings.restarts * targets, width, generator=generator), settings.steps)
     with torch.no_grad():
         match = loss(x).view(settings.restarts, targets).nan_to_num(nan=float("inf"))
     return x.view(settings.restarts, targets, width)[match.argmin(0), torch.arange(targets)]
 
 
-def lbfgs(loss: Loss, start: Tensor, steps: int, history: int = 10) -> tuple[Tensor, Tensor]:
+def lbfgs(loss: Loss, start: Tensor, steps: int) -> Tensor:
     """Liu and Nocedal 1989 with backtracking; a row that finds no lower point starts afresh from its gradient once, and
     then rests.
     """
@@ -101,9 +102,9 @@ def lbfgs(loss: Loss, start: Tensor, steps: int, history: int = 10) -> tuple[Ten
         curvature = (step * change).sum(1)
         usable = curvature > 1e-10 * change.square().sum(1).clamp_min(1e-30)
         pairs.append((step, change, torch.where(usable, 1 / curvature.clamp_min(1e-30), 0.0)))
-        pairs = pairs[-history:]
+        pairs = pairs[-_HISTORY:]
         fresh = stuck
-    return x, value
+    return x
 
 
 def _backtrack(

@@ -37,6 +37,7 @@ CHOICES = [
 ]
 QUICK_CHOICE = "quick: one seed, fewer rounds, four settings a baseline; the paper's setting is --scale full"
 
+FEDCOM, QSGD = "ntkfl_experiments.rivals.qsgd:FedCOM", "ntkfl_experiments.rivals.qsgd:QSGD"
 LABELLED: dict[str, dict[str, Any]] = {
     PAPER: {
         "name": "ntk-fl",
@@ -51,8 +52,8 @@ LABELLED: dict[str, dict[str, Any]] = {
     SHARE: {"name": "data-share", "average": 0, "batch_size": BATCH, "warm_steps": WARM_STEPS},
     NOVA: {"name": "fednova", "average": 0},
     FEDAVG: {"name": "fedavg", "average": 0},
-    "FedCOM": {"name": "fedcom", "average": 0},
-    "QSGD, 4 bit": {"name": "qsgd", "average": 0},
+    "FedCOM": {"name": FEDCOM, "average": 0},
+    "QSGD, 4 bit": {"name": QSGD, "average": 0},
 }
 
 
@@ -74,7 +75,7 @@ def grid_of(method: dict[str, Any], quick: bool) -> dict[str, tuple[float, ...]]
         # The flow depends on η·t alone and ours takes times as they come: η means something with the paper's t only.
         return {"lr": (0.01, 0.03) if quick else RATES} if "steps" in method else {}
     rates: tuple[float, ...] = (0.03, 0.1) if quick else RATES
-    if kind == "qsgd":
+    if kind == QSGD:
         return {"lr": rates}
     return {"lr": rates, "local_steps": (10, 50) if quick else LOCAL_STEPS}
 

@@ -7,7 +7,6 @@ Federated averaging whose server has momentum: the averaged update is added to w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -20,8 +19,6 @@ from ntkfl.methods.task import State, Task
 
 class FedAvgM(FedAvg):
     """Δ = Σ_m p_m (w − w_m), v ← β v + Δ, w ← w − server_lr v. The paper's server_lr is 1; β = 0 is then FedAvg."""
-
-    paper: ClassVar[str] = "Hsu et al. 2019"
 
     momentum: float = Field(0.9, ge=0, lt=1, description="β, what is left of earlier updates after a round")
     server_lr: float = Field(1.0, gt=0, description="the server's step along the velocity")

@@ -69,7 +69,6 @@ class FedPM(LocalTraining):
     client sends P_m and P_m (w_m − w).
     """
 
-    paper: ClassVar[str] = "Ishii et al. 2026"
     replies: ClassVar[Mapping[str, type[Update]]] = {"weights": MixedUpdate}
 
     damping: float = Field(1.0, gt=0, description="λ, added to the diagonal of P")

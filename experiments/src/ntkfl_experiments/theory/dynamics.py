@@ -52,14 +52,10 @@ class Evolved:
     networks: list[TwoLayer]
 
 
-def evolved(
-    network: TwoLayer, x: Tensor, y: Tensor, lr: float, steps: Sequence[float], scheme: str = "paper"
-) -> Evolved:
+def evolved(network: TwoLayer, x: Tensor, y: Tensor, lr: float, steps: Sequence[float]) -> Evolved:
     """f^(k,t) and w^(k,t) from one Jacobian, by `ntkfl.evolve` (d2 = 1, so the trace kernel is the full one)."""
-    module = network.module()
-    evolution = evolve(
-        jacobian(module, x), network.outputs(x).unsqueeze(1), y.unsqueeze(1), lr, steps, "mse", "trace", scheme
-    )
+    J, f0 = jacobian(network.module(), x), network.outputs(x).unsqueeze(1)
+    evolution = evolve(J, f0, y.unsqueeze(1), lr, steps, "mse", "trace", "paper")
     changes = evolution.deltas().view(len(evolution.steps), *network.v.shape)
     return Evolved(y - evolution.outputs.squeeze(-1), [network.moved(change) for change in changes])
 

@@ -57,10 +57,10 @@ class TwoLayer:
         return nn.Sequential(hidden, nn.ReLU(), out)
 
 
-def draw(width: int, inputs: int, seed: int, scale: float = 1.0, covariance: Tensor | None = None) -> TwoLayer:
-    """Assumption 1: v_r ~ N(0, Σ), Σ = scale² I unless given, and c_r = ±1 with equal probability."""
+def draw(width: int, inputs: int, seed: int, covariance: Tensor | None = None) -> TwoLayer:
+    """Assumption 1: v_r ~ N(0, Σ), Σ = I unless given, and c_r = ±1 with equal probability."""
     generator = torch.Generator().manual_seed(seed)
-    v = torch.randn(width, inputs, generator=generator, dtype=torch.float64) * scale
+    v = torch.randn(width, inputs, generator=generator, dtype=torch.float64)
     if covariance is not None:
         v = v @ _root(covariance)
     c = torch.randint(0, 2, (width,), generator=generator).double() * 2 - 1

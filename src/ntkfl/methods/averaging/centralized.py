@@ -56,7 +56,6 @@ class Centralized(Method):
     """w ← w − lr ∇L(w), `local_steps` times, with L the mean loss over the cohort's samples (or a batch of them)."""
 
     name = "centralized"
-    paper = "none: gradient descent on pooled data"
     replies = {"weights": Samples}
 
     lr: float = Field(0.1, gt=0, description="learning rate")

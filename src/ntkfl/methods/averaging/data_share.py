@@ -35,7 +35,6 @@ class DataShare(FedAvg):
     """w ← Σ_m p_m w_m, with w_m trained on D_m ∪ G. Without a shared set it is FedAvg."""
 
     name = "data-share"
-    paper = "Zhao et al. 2018"
     replies = {"weights": SharedUpdate}
     shared_fraction: ClassVar[float] = 0.1  # β, size of the shared set relative to all clients' samples
 

@@ -28,7 +28,6 @@ class FedAdam(FedAvg):
     """
 
     name = "fedadam"
-    paper = "Reddi et al. 2021"
 
     server_lr: float = Field(0.01, gt=0, description="the server's learning rate")
 

@@ -18,7 +18,6 @@ class FedAvg(LocalTraining):
     """w ← Σ_m p_m w_m."""
 
     name = "fedavg"
-    paper = "McMahan et al. 2017"
 
     # Box 1 of the paper, with p_m = 1/M (weighting "uniform") or n_m/Σn ("samples").
 

@@ -33,7 +33,6 @@ class FedNova(LocalTraining):
     """
 
     name = "fednova"
-    paper = "Wang et al. 2020"
     replies = {"weights": Direction}
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:

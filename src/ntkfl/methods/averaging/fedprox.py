@@ -18,7 +18,6 @@ class FedProx(FedAvg):
     """v ← v − lr (∇L_m(v) + μ (v − w)) in each local step from v = w; then w ← Σ_m p_m v_m."""
 
     name = "fedprox"
-    paper = "Li et al. 2020"
 
     mu: float = Field(0.01, ge=0, description="μ, the pull towards the broadcast weights; 0 is FedAvg")
 

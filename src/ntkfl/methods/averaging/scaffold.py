@@ -34,7 +34,6 @@ class Scaffold(LocalTraining):
     """
 
     name = "scaffold"
-    paper = "Karimireddy et al. 2020"
     replies = {"weights": Controlled}
 
     server_lr: float = Field(1.0, gt=0, description="the server's step along the averaged update")

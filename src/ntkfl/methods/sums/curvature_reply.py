@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -137,42 +137,14 @@ class StepCurvature(Sums):
         return torch.tensor([[self.curvature / self.samples]], dtype=torch.float64)
 
 
-class ClientSums(NamedTuple):
-    """A client's gradient, summed over its samples, [d]; how many these are, []; its sums of losses, [1] or [2]."""
-
-    gradient: Tensor
-    samples: Tensor
-    losses: Tensor
-
-
-class Total(NamedTuple):
-    """What the replies of a cohort add up to."""
-
-    sums: TangentSums
-    losses: Tensor  # float64 [1] or [2], at the proposed and the last accepted weights
-    fresh: int  # samples behind constant factors
-    clients: list[ClientSums]  # single clients' parts, where they are compared
-
-    def mean_losses(self) -> Tensor:
-        """[1] or [2]; where single clients are seen, without those that stand out."""
-        if self.clients and len(self.losses) == 2:
-            return trimmed_losses(self.clients)
-        return self.losses / self.samples.double()
-
-    @property
-    def samples(self) -> Tensor:
-        return self.sums.arrays[SAMPLES]
-
-
-def trimmed_losses(clients: Sequence[ClientSums]) -> Tensor:
-    """Mean losses [2] without the clients whose loss grew most, and least, from the second weights to the first, and
-    with none that drowns the others: a few liars must not make a good step look bad, nor a bad one good.
+def trimmed_losses(losses: Tensor, samples: Tensor) -> Tensor:
+    """Mean losses [2], of clients' sums [M, 2] over `samples` [M], without the clients whose loss grew most, and least,
+    from the second weights to the first, and with none that drowns the others: a few liars must not make a good step
+    look bad, nor a bad one good.
     """
-    losses = torch.stack([client.losses for client in clients])
-    samples = torch.stack([client.samples for client in clients]).double()
     order = (losses[:, 0].clamp(min=1e-30).log() - losses[:, 1].clamp(min=1e-30).log()).argsort()
-    cut = int(TRIMMED * len(clients))
-    kept = order[cut : len(clients) - cut]
+    cut = int(TRIMMED * len(losses))
+    kept = order[cut : len(losses) - cut]
     means = losses[kept] / samples[kept].unsqueeze(1)
     most = FAR * means[:, 1].median()
     means = means * (most / means[:, 1].clamp(min=1e-30)).clamp(max=1).unsqueeze(1)
@@ -184,17 +156,12 @@ def total_sums(replies: Sequence[FactorSums], like: Tensor) -> TangentSums:
     return reduce(add, (reply.sums(like) for reply in replies))
 
 
-def add_up(replies: Sequence[CurvatureSums], like: Tensor, losses: int, single: bool) -> Total:
-    """The total of replies with `losses` losses each; with `single`, also each client's part."""
-    lost = [reply.losses.to(like.device) for reply in replies]
-    if wrong := [len(one) for one in lost if len(one) != losses]:
-        raise MessageError(f"{wrong[0]} losses where {losses} were asked for")
-    clients = [
-        ClientSums(reply.vector(GRADIENT, like), reply.take(SAMPLES, (), like), one)
-        for reply, one in zip(replies, lost, strict=True)
-        if single
-    ]
-    return Total(total_sums(replies, like), reduce(add, lost), sum(reply.fresh for reply in replies), clients)
+def stacked_losses(replies: Sequence[CurvatureSums], wanted: int) -> Tensor:
+    """Each client's sums of losses, float64 [M, wanted]."""
+    for reply in replies:
+        if len(reply.losses) != wanted:
+            raise MessageError(f"{len(reply.losses)} losses where {wanted} were asked for")
+    return torch.stack([reply.losses for reply in replies])
 
 
 def weights_question(round: int, w: Tensor, accepted: Tensor | None, asks: bool, halves: bool) -> Message:

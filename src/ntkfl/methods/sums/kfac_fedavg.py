@@ -81,7 +81,6 @@ class KfacFedAvg(Method):
     """
 
     name = "kfac-fedavg"
-    paper = "after McMahan et al. 2017 and Martens & Grosse 2015"
     replies = {"curvature": Factors, "weights": LocalSteps}
 
     average: float = Field(

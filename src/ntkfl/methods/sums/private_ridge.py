@@ -1,4 +1,5 @@
-"""Ridge regression of the last layer from sums with differential privacy, in one round.
+"""Ridge regression of the last layer from sums with differential privacy, in one round, after He et al. 2025 with
+distributed noise (Kairouz et al. 2021).
 
 With a = (φ, 1) for features φ [F] and targets t [d2] of norm at most 1, every sample scaled down to ‖a‖ ≤ clip, a
 record changes each of the clients' sums
@@ -53,7 +54,6 @@ class PrivateRidge(NoisySums):
     """W = U (ξ + λ)⁻¹ Uᵀ (C + noise) from G + noise = U e Uᵀ."""
 
     name = "private-ridge"
-    paper = "after He et al. 2025, with distributed noise (Kairouz et al. 2021)"
     replies = {"weights": RidgeIntegers}
     _privacy: ClassVar[Privacy] = Privacy(epsilon=3.0, budget_rounds=1)
     grains = 2**16  # rounding must not count beside the millions of numbers of G

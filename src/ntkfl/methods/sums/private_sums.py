@@ -1,4 +1,5 @@
-"""Differentially private training from sums: clipped gradients with discrete Gaussian noise, in whitened inputs.
+"""Differentially private training from sums: clipped gradients with discrete Gaussian noise, in whitened inputs,
+after Abadi et al. 2016 and Kairouz et al. 2021.
 
 With g_i the gradient of record i, n records in the cohort, and clip(v) = v / max(‖v‖, C) of norm at most 1:
 
@@ -69,7 +70,6 @@ class PrivateSums(NoisySums):
     """w ← w − lr v,  v ← m v + P (Σ_i clip(P g_i) + noise) / (n + noise)."""
 
     name = "private-sums"
-    paper = "after Abadi et al. 2016 and Kairouz et al. 2021"
     replies = {"weights": GradientSums}
 
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="part of a class label spread over all; none with mse")

@@ -1,8 +1,9 @@
 """NTK-FL from sums: the evolution of NTK-FL without any per-sample Jacobian leaving a client.
 
 Seen from the weights, the linearised flow needs sums over samples alone: the gradient g and, for each layer, the
-Kronecker factors of the Gauss–Newton matrix C ≈ Ĉ = A ⊗ G (K-FAC, `tangent/curvature.py`). Clients send theirs; the
-server adds them and evolves the weights in closed form. A round is five equations, with N samples in the cohort:
+Kronecker factors of the Gauss–Newton matrix C ≈ Ĉ = A ⊗ G (K-FAC, Martens & Grosse 2015; `tangent/curvature.py`).
+Clients send theirs; the server adds them and evolves the weights in closed form. A round is five equations, with N
+samples in the cohort:
 
     (1)  g = 1/N Σ ∇ℓ,  Ĉ = A ⊗ G        sums at the proposed weights w                         `curvature`
     (2)  L(w) ≤ L(w₀) + ½ min(L(w₀), s)   does w stand, against the last accepted weights w₀?    `round`
@@ -49,11 +50,12 @@ from ntkfl.methods.sums.curvature_reply import (
     CURVATURE,
     FRESH,
     LOSSES,
-    ClientSums,
     CurvatureSums,
     StepCurvature,
     accepted_weights,
-    add_up,
+    stacked_losses,
+    total_sums,
+    trimmed_losses,
     weights_question,
 )
 from ntkfl.methods.sums.last_layer import trains_alone
@@ -68,7 +70,7 @@ from ntkfl.wire.message import Message
 TOLERANCE, BACK, RELAX = 0.5, 4.0, 2.0
 LARGEST_MU = 1e6  # that is measured, in units of the option's
 _OVERFLOW = 1e300  # the loss sum of weights that overflow
-_MOST_COHORTS = 2  # that are asked for constant factors, at most
+_MOST_COHORTS = 2  # that are asked for constant factors
 _SENT = "constant_factors_sent"  # a client's memory: the round in which it sent them
 # For a linear head on frozen features Ĉ of all clients is nearly C: μ is small, the flow runs
 # to its end, and nothing is averaged, smoothed or rounded. From zero the first step is the ridge solution.
@@ -87,7 +89,6 @@ _HEAD: dict[str, Any] = {
 _ACCEPTED, _LAST, _MU, _CAUTION = "accepted", "last/", "mu", "caution"
 # While constant factors are asked for, their total, its samples and the number of cohorts; then their spectra.
 TOTAL, COUNT = "total/", "constant_samples"
-_SETTLED = 0.1  # part of a mean's norm by which a cohort may still change it
 _VALUES, _VECTORS, _COHORTS = "values/", "vectors/", "constant_cohorts"
 
 
@@ -106,7 +107,6 @@ class SumNTKFL(Method):
     """
 
     name = "sum-ntk-fl"
-    paper = "after Yue et al. 2022 and Martens & Grosse 2015"
     replies = {"weights": CurvatureSums, "candidates": StepCurvature}
     step_limit: ClassVar[float] = 1.5  # of a client's step and samples, in units of the median client's
 
@@ -170,7 +170,7 @@ class SumNTKFL(Method):
         """With μ, a caution of 1, and no constant factors yet; what the network decides goes to `task.notes`."""
         task.notes += self._notes(task)
         numbers = {_MU: torch.tensor(self.mu, dtype=torch.float64), _CAUTION: torch.tensor(1.0, dtype=torch.float64)}
-        return super().start(task, weights) | no_factors_yet(weights) | numbers
+        return super().start(task, weights) | numbers | {COUNT: weights.new_zeros(()), _COHORTS: torch.tensor(0)}
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         """Sums at w and losses at w and w₀ (1); whether w stands (2); μ (4); and the next step (3, 5)."""
@@ -181,25 +181,31 @@ class SumNTKFL(Method):
         diagnostics: dict[str, float | str] = {}
 
         # (1) The cohort's sums at w, and its losses there and at w₀.
-        replies = yield weights_question(round, w, w0, still_asked(state), self.values == "float16")
-        total = add_up(replies, task.like, losses=1 if w0 is None else 2, single=limit > 0)
-        kept, spectra = constant_factors(state, total.sums, total.fresh, 1 if exact else _MOST_COHORTS)
-        L, *L0 = total.mean_losses()
+        replies = yield weights_question(round, w, w0, _COHORTS in state, self.values == "float16")
+        total, losses = total_sums(replies, w), stacked_losses(replies, 1 if w0 is None else 2).to(w.device)
+        samples = torch.stack([reply.take(SAMPLES, (), w) for reply in replies])
+        fresh = sum(reply.fresh for reply in replies)
+        kept, spectra = constant_factors(state, total, fresh, 1 if exact else _MOST_COHORTS)
+        if limit and w0 is not None:
+            L, *L0 = trimmed_losses(losses, samples.double())
+        else:
+            L, *L0 = sum(losses, losses.new_zeros(())) / total.arrays[SAMPLES].double()  # added in order, as the rest
 
         if w0 is None or bool(L0[0] + TOLERANCE * self._unit(L0[0]) >= L):
             # (2) w stands: the next step begins there, with what these sums say.
-            passed, loss, w0, sums = None if w0 is None else w, L, w, total.sums
+            passed, loss, w0, sums = None if w0 is None else w, L, w, total
             caution = max(1.0, caution / RELAX)
             flow = Flow(sums, spectra)
             # Some factors lose so much of the curvature that no μ chosen beforehand fits.
             if any(layer.shared or max(layer.shape[1:]) > self.largest for layer in sums.layers()):
                 mu = yield from self.measured(flow, w, round, mu, caution, loss)  # (4), along the plain mean's step
-            if total.clients:
-                rates = (self.time, mu * caution, self.delta * caution)
-                gradient, clipped = bounded_gradient(flow, total.clients, limit, *rates)
+            if limit:
+                gradients = [reply.vector(GRADIENT, w) for reply in replies]
+                how = (limit, self.time, mu * caution, self.delta * caution)
+                gradient, clipped = bounded_gradient(flow, gradients, samples, *how)
                 if clipped:
                     flow, diagnostics["clipped_clients"] = flow.driven_by(gradient), clipped
-                    sums = Sums({**sums.arrays, GRADIENT: gradient * total.samples})
+                    sums = Sums({**sums.arrays, GRADIENT: gradient * total.arrays[SAMPLES]})
         else:
             # It raised the loss: the step from w₀ is repeated, shorter, with the sums that were taken there.
             passed, loss = None, L0[0]
@@ -215,7 +221,7 @@ class SumNTKFL(Method):
         }
         # Spectra stand for the constant factors.
         kept |= {_LAST + name: array for name, array in sums.arrays.items() if not is_constant(name)}
-        diagnostics |= {"samples": int(total.samples), "mu": mu * caution}
+        diagnostics |= {"samples": int(total.arrays[SAMPLES]), "mu": mu * caution}
         return Outcome(kept, float(loss), self.time, diagnostics, passed=passed, tentative=True)
 
     def bounded_step(self, flow: Flow, mu: float, caution: float, loss: Tensor) -> tuple[Tensor, float]:
@@ -307,39 +313,26 @@ def _shown(value: object) -> str:
 # Their inputs do not depend on any trained weight, so they are the same in every round, and asked for in a few only.
 
 
-def no_factors_yet(weights: Tensor) -> State:
-    """Before the first round: no samples and no cohorts are behind them."""
-    return {COUNT: torch.zeros((), dtype=weights.dtype, device=weights.device), _COHORTS: torch.tensor(0)}
-
-
-def still_asked(state: State) -> bool:
-    """Whether the round's question asks for them."""
-    return _COHORTS in state
-
-
 def constant_factors(state: State, sums: Sums, fresh: int, most: int) -> tuple[State, dict[Layer, Eigen]]:
     """What the next state holds of them, and their spectra by layer. `fresh` samples of this round are behind them.
 
-    They are asked for until a cohort changes every mean by less than a tenth of its norm, in `most` rounds at most.
+    They are asked for in the first `most` rounds, and added up.
     """
-    if not still_asked(state):
+    if _COHORTS not in state:
         known = {name: t for name, t in state.items() if name.startswith((_VALUES, _VECTORS))}
         layers = [name.removeprefix(_VALUES) for name in known if name.startswith(_VALUES)]
         return known, {Layer.parse(n): Eigen(known[_VALUES + n], known.get(_VECTORS + n)) for n in layers}
-    count, cohorts = state[COUNT] + fresh, int(state[_COHORTS]) + 1
-    kept, spectra, moved = {COUNT: count, _COHORTS: torch.tensor(cohorts)}, {}, 0.0
+    count, cohorts, spectra = state[COUNT] + fresh, state[_COHORTS] + 1, dict[Layer, Eigen]()
+    kept = {COUNT: count, _COHORTS: cohorts}
     for shaped in sums.layers():
         if not shaped.constant or shaped.inputs is None:
             continue
         if float(count) < 1:
             raise TooFew("no client sent the factor of its inputs: it was sent before, and lost; begin a new run")
-        before = state.get(TOTAL + shaped.layer.name)
-        total = shaped.inputs.values if before is None else before + shaped.inputs.values
-        kept[TOTAL + shaped.layer.name] = total
-        spectra[shaped.layer] = eigen(Factor(total, shaped.inputs.form), count)
-        change = total / count if before is None else total / count - before / state[COUNT]
-        moved = max(moved, float(change.norm() / (total / count).norm().clamp(min=1e-30)))
-    if moved > _SETTLED and cohorts < most:
+        name = TOTAL + shaped.layer.name
+        kept[name] = shaped.inputs.values + state.get(name, 0.0)
+        spectra[shaped.layer] = eigen(Factor(kept[name], shaped.inputs.form), count)
+    if spectra and int(cohorts) < most:
         return kept, spectra
     kept = {_VALUES + layer.name: own.values for layer, own in spectra.items()}
     vectors = {_VECTORS + layer.name: own.vectors for layer, own in spectra.items() if own.vectors is not None}
@@ -350,18 +343,18 @@ def constant_factors(state: State, sums: Sums, fresh: int, most: int) -> tuple[S
 
 
 def bounded_gradient(
-    flow: Flow, clients: Sequence[ClientSums], limit: float, time: float | None, mu: float, delta: float
+    flow: Flow, gradients: Sequence[Tensor], samples: Tensor, limit: float, time: float | None, mu: float, delta: float
 ) -> tuple[Tensor, int]:
-    """The mean gradient Σ_m c_m s_m g_m / Σ_m s_m n_m, [d], and how many clients have c_m s_m < 1.
+    """The mean gradient Σ_m c_m s_m g_m / Σ_m s_m n_m, [d], of clients' sums g_m [d] over n_m `samples` [M], and how
+    many clients have c_m s_m < 1.
 
     s_m ≤ 1 makes a client's samples n_m count for at most `limit` times the median client's; c_m ≤ 1 makes its own step
     P g_m / n_m at most `limit` times as long as the median one. The step Δ = Σ_m P g_m / N is linear in the gradients,
     so a minority of Byzantine clients moves it by a bounded length. P g_m is what is bounded, as a gradient along
     directions of little curvature is short and still moves the weights far.
     """
-    samples = torch.stack([client.samples for client in clients])
-    steps = flow.step_lengths([client.gradient / client.samples for client in clients], time, mu, delta)
+    steps = flow.step_lengths([g / n for g, n in zip(gradients, samples, strict=True)], time, mu, delta)
     shares = fair_counts(samples, limit) / samples
     factors = clip_factors(steps, limit) * shares
-    gradient = torch.stack([factor * client.gradient for factor, client in zip(factors, clients, strict=True)]).sum(0)
-    return gradient / (shares * samples).sum(), int((factors < 1).sum())
+    total = torch.stack([factor * g for factor, g in zip(factors, gradients, strict=True)]).sum(0)
+    return total / (shares * samples).sum(), int((factors < 1).sum())

@@ -89,7 +89,6 @@ class SumRidge(Method):
     """w ← argmin Σ ‖f − y‖² + n λ s ‖W‖² over the last layer, from the sums of all clients seen so far."""
 
     name = "sum-ridge"
-    paper = "after He et al. 2025 and Fanì et al. 2024"
     replies = {"weights": RidgeReply}
 
     loss: str = Field("mse", description="what is reported; the last layer is always solved for squared error")
@@ -143,7 +142,7 @@ class SumRidge(Method):
         """((W; bᵀ) [p, d2], λ) from the sums; `parts` are clients' shares of them, to choose λ by."""
         penalty = self.penalty
         if penalty is None and len(parts) > 1:
-            errors = left_out_errors(parts, whole, PENALTIES, FOLDS).tolist()
+            errors = left_out_errors(_dealt(parts, FOLDS), whole, PENALTIES).tolist()
             # Shrinking lowers the squared error of clients unlike the others, and with it the accuracy. An error below
             # zero, or nan, is of sums that no data have.
             good = min(errors) + SLACK * abs(min(errors))

@@ -8,9 +8,18 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from ntkfl_experiments.rivals.qsgd import (
+    Bytes,
+    Floats,
+    Levels,
+    decode_levels,
+    dequantize,
+    encode_levels,
+    quantize,
+    top_level,
+)
 
 from ntkfl.errors import MessageError
-from ntkfl.wire.quantize import Bytes, Floats, Levels, decode_levels, dequantize, encode_levels, quantize, top_level
 
 NORMS = ("l2", "max")
 

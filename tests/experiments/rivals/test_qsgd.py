@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ntkfl_experiments.rivals.qsgd import QSGD, FedCOM, Quantised
 
 from ntkfl.errors import NumericalError
-from ntkfl.methods import QSGD, FedAvg, FedCOM
-from ntkfl.methods.averaging.qsgd import Quantised
+from ntkfl.methods import FedAvg
 from ntkfl.privacy.randomness import Randomness
 from tests.methods.rounds import ask, gradient, play, small_clients, small_task
 
