@@ -237,7 +237,8 @@ class Server:
         with self._drawing(number):
             began, cohort = time.perf_counter(), list(self.transport.available())
             if self.seed is not None:  # else the transport found those that take part
-                cohort = [cohort[i] for i in draw_cohort(self.seed, len(cohort), self.clients_per_round, number)]
+                size = min(self.clients_per_round, len(cohort))  # fewer may be left: `ntkfl forget`
+                cohort = [cohort[i] for i in draw_cohort(self.seed, len(cohort), size, number)]
             outcome, traffic = self.attempt(number, cohort)
             evaluation = time.perf_counter()
             try:

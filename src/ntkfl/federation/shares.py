@@ -27,8 +27,8 @@ def forget(path: Path | str, who: int | str) -> Record:
     """Take a client, by number or name, out of a finished run, as if it had never taken part. The record of it.
 
     The last layer, and λ where the run chose it, are solved for again from the others' sums; the client's own are
-    deleted, and should it come back in a resumed run, it is not counted. The history's last record loses its scores,
-    which were of the old model; the record of forgetting keeps them.
+    deleted, and a resumed run draws its cohorts from the others. The history's last record loses its scores, which were
+    of the old model; the record of forgetting keeps them.
     """
     folder = RunFolder(path)
     config = folder.config()

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
+
 from ntkfl.data import Federated
 from ntkfl.errors import ConfigError
 from ntkfl.federation.client import Answer, Batch, Client, FeatureCache, from_system, honest, seeded
@@ -116,6 +118,7 @@ class LocalTransport(Transport):
         self.repeatable, self.features = repeatable, features
         self.respond: Answer = honest
         self.byzantine: frozenset[int] | None = None
+        self.forgotten: list[int] = []  # nobody asks them again
         self.listener: Listener | None = None
         self.secret = RunSecret.simulated(seed)
         self.projection = task.privacy.make_projection(self.secret, fed.input_shape)
@@ -151,8 +154,8 @@ class LocalTransport(Transport):
         return x, y.to(like.device, like.dtype if y.is_floating_point() else y.dtype)
 
     def available(self) -> Sequence[int]:
-        """All of them: simulated clients never sleep."""
-        return range(len(self.fed))
+        """All but forgotten ones: simulated clients never sleep."""
+        return [client for client in range(len(self.fed)) if client not in self.forgotten]
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         self._cohort = cohort
@@ -199,8 +202,9 @@ class LocalTransport(Transport):
         self._cohort = ()
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
-        """Which of the cohort were Byzantine, where some clients are."""
-        return {} if self.byzantine is None else {"byzantine": [c for c in cohort if c in self.byzantine]}
+        """Which of the cohort were Byzantine, where some clients are; and who was forgotten, and is in no cohort."""
+        cheated = {} if self.byzantine is None else {"byzantine": [c for c in cohort if c in self.byzantine]}
+        return cheated | ({"forgotten": self.forgotten} if self.forgotten else {})
 
     def checkpoint(self) -> State:
         """What clients keep between rounds."""
@@ -208,7 +212,8 @@ class LocalTransport(Transport):
         return {f"client/{number}/{name}": t for number, memory in kept.items() for name, t in memory.items()}
 
     def restore(self, tensors: State) -> None:
-        """Give clients back what `checkpoint` took; tensors of other names are left alone."""
+        """Give clients back what `checkpoint` took, and take in who was forgotten since."""
+        self.forgotten = tensors.get("state/forgotten", torch.empty(0)).tolist()
         for key, t in tensors.items():
             if key.startswith("client/"):
                 _, number, name = key.split("/", 2)
