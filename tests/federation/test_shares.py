@@ -99,6 +99,9 @@ def test_where_forgetting_is_refused(tmp_path: Path) -> None:
     ]:
         with pytest.raises(NTKFLError, match=why):
             forget(tmp_path / folder, client)
+    public = federation(0, 1, 2).standardized(mean=[0.0] * F, std=[2.0] * F)
+    ntkfl.train(head, public, keeping, rounds=1, out=tmp_path / "public", callbacks=[])
+    assert forget(tmp_path / "public", 2)["clients_left"] == 2
     forget(tmp_path / "run", 0)
     with pytest.raises(NTKFLError, match="the only one"):
         forget(tmp_path / "run", 1)

@@ -45,7 +45,7 @@ def forget(path: Path | str, who: int | str) -> Record:
             raise ConfigError(f"no sums of client {name} are here: it was in no round, or is forgotten")
         if not shares:
             raise ConfigError(f"client {name} is the only one: without it there is no model")
-        if config.get("standardization"):
+        if (told := config.get("standardization")) and not told.get("public"):
             raise ConfigError(
                 f"inputs of {path} were standardised by all clients' sums, those of client {name} among them: "
                 "forgetting would not be exact; train again without it"

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from ntkfl.data import NAMES, Federated
-from ntkfl.data.moments import Standardization
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.federation.byzantine import Byzantine
@@ -182,10 +181,10 @@ class Simulation:
                 f"clients_per_round must be from 1 to all {len(clients)} clients, not {clients_per_round}"
             )
         method = fitted(method, model, data.output_dim, cohort == len(clients))
-        if data.standardization is not None and privacy.hides_clients:
+        if data.standardization and not data.standardization.public and privacy.hides_clients:
             raise ConfigError(
                 "standardising tells the server each client's mean and deviation, which these settings would hide: "
-                "leave standardize out, or scale inputs by public numbers"
+                "give public numbers as --set 'data.mean=[…]' --set 'data.std=[…]' (in Python: standardized(mean, std))"
             )
         if privacy.epsilon is not None and not data.classes_declared:
             raise ConfigError(
@@ -305,7 +304,7 @@ class Simulation:
             "names": {kind: listed for kind, listed in names.items() if listed},
             # The trained model needs it for whatever inputs come later.
             "standardization": data.standardization
-            and Standardization.of(data.standardization).model_dump(mode="json"),
+            and data.standardization.model_dump(mode="json", exclude_defaults=True),
         }
         described |= {"rounds": rounds, "stop_at": stop_at, "shape": shape}
         described |= {"method": describe_method(self.method), "promises": self._promises(rounds)}

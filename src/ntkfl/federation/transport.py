@@ -159,7 +159,8 @@ class LocalTransport(Transport):
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         self._cohort = cohort
-        self._standardizes = round == 1 and self.fed.standardization is not None
+        to = self.fed.standardization
+        self._standardizes = round == 1 and to is not None and not to.public
 
     def exchange(self, question: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
         """One client after another, in this thread: results do not depend on how many cores there are."""
@@ -184,10 +185,10 @@ class LocalTransport(Transport):
 
     def _count_moments(self, traffic: Traffic) -> None:
         """What standardising inputs took: moments from every client, and mean and std back."""
-        moments, self._standardizes = self.fed.standardization, False
-        assert moments is not None
-        sums = {"samples": moments.samples, "sums": moments.sums, "squares": moments.squares}
-        back = {"mean": moments.mean, "std": moments.std}
+        assert self.fed.standardization is not None
+        self._standardizes, numbers = False, torch.tensor(self.fed.standardization.mean, dtype=torch.float64)
+        sums = {"samples": numbers[0], "sums": numbers, "squares": numbers}  # sizes count, not values
+        back = {"mean": numbers, "std": numbers}
         traffic.uplink["moments"] += len(Message("sums", 0, sums).encode()) * len(self.fed)
         traffic.downlink["moments"] += len(Message("weights", 0, back).encode()) * len(self.fed)
 
