@@ -263,9 +263,9 @@ def test_what_it_takes_counts_in_the_first_round() -> None:
     assert new.history[-1]["test_loss"] < plain.history[-1]["test_loss"]
 
 
-@pytest.mark.parametrize(("name", "masked"), [("sum-ntk-fl", True), ("private-sums", False)])
-def test_settings_that_hide_clients_take_public_numbers_alone(name: str, masked: bool) -> None:
-    method, privacy = ntkfl.methods.METHODS[name](), ntkfl.methods.Privacy(secure_sum=masked)
+@pytest.mark.parametrize(("name", "hides"), [("sum-ntk-fl", {"secure_sum": True}), ("private-sums", {"epsilon": 99.0})])
+def test_settings_that_hide_clients_take_public_numbers_alone(name: str, hides: dict[str, float]) -> None:
+    method, privacy = ntkfl.methods.METHODS[name](), ntkfl.methods.Privacy(**hides)
     with pytest.raises(NTKFLError, match="these settings would hide"):
         ntkfl.train(nn.Linear(4, 2), sites().standardized(), method, rounds=1, callbacks=[], privacy=privacy)
     mean, std = (0.0, 1.0, 0.0, 7.0), (1.0, 0.001, 100.0, 1.0)
