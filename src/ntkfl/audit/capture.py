@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,9 +14,8 @@ from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.federation.run_folder import Record
 from ntkfl.federation.simulation import Simulation, simulation_of
 from ntkfl.federation.transport import LocalTransport
-from ntkfl.methods import Method, Task
+from ntkfl.methods import ClientRound, Method, Task
 from ntkfl.methods.averaging.local_training import LocalTraining
-from ntkfl.methods.base import Outgoing
 from ntkfl.methods.replies import STEPS, WEIGHTS, Reply, Update
 from ntkfl.privacy.projection import Projection
 from ntkfl.wire import Message
@@ -123,36 +122,34 @@ class _FirstExchange:
     """
 
     def __init__(self, round: int, simulation: Simulation) -> None:
-        self.round, self.simulation, self.shuffled = round, simulation, simulation.task.privacy.shuffle
-        self.cohort: tuple[int, ...] = ()
+        self.round, self.clients, self.shuffled = round, simulation.clients, simulation.task.privacy.shuffle
+        self.answer = self.clients.respond
+        self.questions: list[Message] = []  # as the clients of the cohort read them
+        self.cohort: list[int] = []
         self.truth: list[Records] = []
         self.raw: list[Tensor] = []
         self.sent_rows: list[bytes] = []
+        self.uploads: list[Reply] = []
+        self.clients.respond, simulation.server.on_replies = self.respond, self.received
 
-    def asked(self, question: Outgoing, cohort: Sequence[int]) -> None:
-        """A question goes out: the first of the round is kept, as clients read it."""
-        first = question if isinstance(question, Message) else question[cohort[0]]
-        self.hearing = first.round == self.round and not self.cohort
-        if self.hearing:
-            self.cohort, self.question = tuple(cohort), Message.decode(first.encode())
-            self.kind = self.simulation.method.replies[self.question.kind]
-
-    def sent(self, client: int, message: Message) -> None:
+    def respond(self, method: Method, task: Task, question: Message, client: ClientRound) -> Reply:
         """A client answers, in the order of the cohort."""
-        if self.hearing:
-            clients = self.simulation.clients
-            held, own = clients.fed.client(client)[0], clients[client].at(self.round)
-            self.truth.append((own.x, own.y))
-            self.raw.append(held[clients[client].drawn(self.round, len(held))])
-            self.sent_rows += self._rows(self.kind(message.arrays, message.halves))
+        reply = self.answer(method, task, question, client)
+        if question.round == self.round and not self.uploads:
+            held = self.clients.fed.client(client.id)[0]
+            self.questions.append(question)
+            self.cohort.append(client.id)
+            self.truth.append((client.x, client.y))
+            self.raw.append(held[self.clients[client.id].drawn(self.round, len(held))])
+            self.sent_rows += self._rows(reply)
+        return reply
 
-    def answered(self, replies: Sequence[Reply]) -> None:
+    def received(self, replies: list[Reply]) -> None:
         """The replies as the aggregator has them."""
-        if self.hearing:
+        if self.cohort and not self.uploads:
             messages = [Message.decode(reply.message(self.round).encode()) for reply in replies]
-            self.uploads = [self.kind.parse(message, self.simulation.task) for message in messages]
+            self.uploads = [type(replies[0]).parse(message, self.clients.task) for message in messages]
             self.received_rows = [row for reply in replies for row in self._rows(reply)]
-            self.hearing = False
 
     def _rows(self, reply: Reply) -> list[bytes]:
         return [row.message(self.round).encode() for row in reply.split()] if self.shuffled else []
@@ -177,7 +174,7 @@ def capture(
     """
     privacy = config.settled[0].model_copy(update={"secure_sum": False})
     simulation = simulation_of(config.model_copy(update={"privacy": privacy}), load_data(config))
-    heard = simulation.clients.listener = _FirstExchange(round, simulation)
+    heard = _FirstExchange(round, simulation)
     end = simulation.run(round, callbacks=[on_round]).checkpoint
     return Capture(
         config=config,
@@ -185,9 +182,9 @@ def capture(
         method=simulation.method,
         task=simulation.task,
         clients=simulation.clients,
-        broadcast=heard.question,
+        broadcast=heard.questions[0],
         uploads=heard.uploads,
-        cohort=heard.cohort,
+        cohort=tuple(heard.cohort),
         after=end["state/weights"],
         truth=heard.truth,
         raw=heard.raw,

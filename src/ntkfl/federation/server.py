@@ -179,6 +179,7 @@ class Server:
         self.model, self.task, self.method, self.transport, self.test = model, task, method, transport, test
         self.clients_per_round, self.seed, self.count_attempts = clients_per_round, seed, count_attempts
         self.constant = {} if test is None else best_constant(task, test[1])
+        self.on_replies: Callable[[list[Any]], None] | None = None  # an audit hears what rounds are built from
         self._attempts = 0
         with self._drawing(0):
             self.state = ServerState(task, method)
@@ -296,7 +297,8 @@ class Server:
             diverged = (traffic.rejected - before).keys() == {NOT_FINITE} and not self.transport.anonymous
             why = why_rejected(traffic.rejected, traffic.reasons)
             raise (Diverged if diverged else TooFew)(f"nothing that clients sent could be used: {why}")
-        self.transport.accepted(replies)
+        if self.on_replies:
+            self.on_replies(replies)
         return replies
 
     def _record(self, number: int, cohort: Sequence[int], outcome: Outcome, traffic: Traffic) -> Record:

@@ -161,9 +161,6 @@ class ShuffledTransport(Transport):
         self.opener, self._summed = SealingKey.generate(), {}
         self.inner.begin(round, cohort)
 
-    def accepted(self, replies: Sequence[Reply]) -> None:
-        self.inner.accepted(replies)
-
     def end(self) -> None:
         self.opener = SealingKey.generate()  # nothing opens the round's rows any more
         self.inner.end()

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -20,7 +20,6 @@ from ntkfl.errors import ConfigError
 from ntkfl.federation.client import Answer, Batch, Client, FeatureCache, from_system, honest, seeded
 from ntkfl.methods import Method, State, Task
 from ntkfl.methods.base import Outgoing
-from ntkfl.methods.replies import Reply
 from ntkfl.privacy.projection import RunSecret
 from ntkfl.privacy.settings import equal_rows
 from ntkfl.wire import Message
@@ -64,9 +63,6 @@ class Transport:
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         """A round with these clients begins."""
 
-    def accepted(self, replies: Sequence[Reply]) -> None:
-        """What validation left of an exchange's replies."""
-
     def end(self) -> None:
         """The round is over."""
 
@@ -80,19 +76,6 @@ class Transport:
 
     def restore(self, tensors: State) -> None:
         """Go on from a checkpoint, which may hold more than is ours."""
-
-
-class Listener(Protocol):
-    """Hears every message of a simulation, byte for byte, and who sent it: an audit scores its attacks by that."""
-
-    def asked(self, question: Outgoing, cohort: Sequence[int]) -> None:
-        """What the server asks these clients."""
-
-    def sent(self, client: int, message: Message) -> None:
-        """What a client replies, before any shuffler."""
-
-    def answered(self, replies: Sequence[Reply]) -> None:
-        """As the aggregator has them."""
 
 
 class LocalTransport(Transport):
@@ -119,7 +102,6 @@ class LocalTransport(Transport):
         self.respond: Answer = honest
         self.byzantine: frozenset[int] | None = None
         self.forgotten: list[int] = []  # nobody asks them again
-        self.listener: Listener | None = None
         self.secret = RunSecret.simulated(seed)
         self.projection = task.privacy.make_projection(self.secret, fed.input_shape)
         self.rows = equal_rows(fed.sizes, task.privacy.subsample_rate)
@@ -167,16 +149,12 @@ class LocalTransport(Transport):
         began, received = time.perf_counter(), list[Message]()
         if self._standardizes:
             self._count_moments(traffic)
-        if self.listener:
-            self.listener.asked(question, cohort)
         # All clients receive the same bytes, unless each has a question of its own: decoding once stands for all.
         common = _crossed(question) if isinstance(question, Message) else None
         for number in cohort:
             asked, sent = common or _crossed(question[number])  # type: ignore[index]  # one for each
             traffic.downlink[asked.kind] += sent
             reply = self[number].answer(asked)
-            if self.listener:
-                self.listener.sent(number, reply)
             answer, sent = _crossed(reply)
             traffic.uplink[reply.kind] += sent
             received.append(answer)
@@ -191,10 +169,6 @@ class LocalTransport(Transport):
         back = {"mean": numbers, "std": numbers}
         traffic.uplink["moments"] += len(Message("sums", 0, sums).encode()) * len(self.fed)
         traffic.downlink["moments"] += len(Message("weights", 0, back).encode()) * len(self.fed)
-
-    def accepted(self, replies: Sequence[Reply]) -> None:
-        if self.listener:
-            self.listener.answered(replies)
 
     def end(self) -> None:
         """Let go of the cohort's samples: memory stays that of one round, however many clients there are."""
