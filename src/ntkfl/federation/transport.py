@@ -17,11 +17,10 @@ import torch
 
 from ntkfl.data import Federated
 from ntkfl.errors import ConfigError
-from ntkfl.federation.client import Answer, Batch, Client, FeatureCache, from_system, honest, seeded
+from ntkfl.federation.client import Answer, Batch, Client, FeatureCache, equal_rows, from_system, honest, seeded
 from ntkfl.methods import Method, State, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.privacy.projection import RunSecret
-from ntkfl.privacy.settings import equal_rows
 from ntkfl.wire import Message
 
 
