@@ -209,7 +209,7 @@ def test_every_client_sends_equally_many_rows_whatever_it_has(monkeypatch: pytes
     sent: list[int] = []
     submit = BatchStore.submit
 
-    def listening(self: BatchStore, client: str, announced: Announced, rows: Any) -> None:
+    def listening(self: BatchStore, client: str, announced: Announced, rows: Any, seed: None) -> None:
         sent.append(len(rows))
         submit(self, client, announced, rows)
 
