@@ -63,11 +63,6 @@ class Guarantee:
     simulated: bool = True
     unit: str = "record"
 
-    def __str__(self) -> str:
-        size = "no finite ε" if math.isinf(self.epsilon) else f"ε = {self.epsilon:.3g}"
-        of = " (simulated)" if self.simulated else ""
-        return f"{size}{of} at δ = {self.delta:.0e} for a {self.unit}, against {self.against}"
-
 
 def concentrated(change: float, sigma: float, clients: int, numbers: int) -> float:
     """ρ of one release of `numbers` integers: Δ = change, σ of each of `clients` clients."""
