@@ -19,7 +19,7 @@ from ntkfl.crypto.context import bind
 from ntkfl.data.own import Array, Pair, TorchData, read_source
 from ntkfl.errors import ConfigError, DataError, ModelError, Refused
 from ntkfl.federation.client import Client, Draws, seeded, seeded_torch, split_frozen
-from ntkfl.federation.policy import Agreed, Site, Terms, noisy
+from ntkfl.federation.policy import Agreed, Site, Terms
 from ntkfl.flower.messages import NOTES, Notes, content, digest, needs_shuffler, note, payload_of
 from ntkfl.methods import State, Task
 from ntkfl.models.backbone import outputs_of
@@ -90,7 +90,7 @@ def reply(
             """The reply's bytes: for the server, or sealed for the shuffler."""
             x, y = _placed(*read_source("this client's data", data, None, batch), fitted, agreed, terms, through)
             # Where noise is real, features are not cached: a batch of samples is rounded together.
-            private = noisy(privacy) and seed is None
+            private = privacy.noisy and seed is None
             trained, features = (fitted, None) if private else split_frozen(fitted, privacy)
             x = x if features is None else features(x)
             task = Task(trained, terms.outputs, method.loss, label_smoothing=method.label_smoothing, privacy=privacy)

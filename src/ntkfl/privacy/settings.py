@@ -63,6 +63,11 @@ class Privacy(Options, title="[privacy]"):
         return (self.projected_dim,)
 
     @property
-    def hides_clients(self) -> bool:
-        """Whether the server is not to see what a single client's data are."""
-        return self.shuffle or self.secure_sum or self.epsilon is not None
+    def sealed(self) -> bool:
+        """Whether replies go through a shuffler, as rows or as masked vectors."""
+        return self.shuffle or self.secure_sum
+
+    @property
+    def noisy(self) -> bool:
+        """Whether clients add noise to what they send."""
+        return self.epsilon is not None
