@@ -238,8 +238,7 @@ class Server:
         with self._drawing(number):
             began, cohort = time.perf_counter(), list(self.transport.available())
             if self.seed is not None:  # else the transport found those that take part
-                size = min(self.clients_per_round, len(cohort))  # fewer may be left: `ntkfl forget`
-                cohort = [cohort[i] for i in draw_cohort(self.seed, len(cohort), size, number)]
+                cohort = draw_cohort(self.seed, cohort, self.clients_per_round, number)
             outcome, traffic = self.attempt(number, cohort)
             evaluation = time.perf_counter()
             try:
@@ -361,10 +360,12 @@ class Server:
         self.transport.restore(tensors)
 
 
-def draw_cohort(seed: int, count: int, size: int, round: int) -> list[int]:
-    """`size` of `count` clients, ascending, drawn for the round: the same for the same seed, and no secret."""
+def draw_cohort(seed: int, clients: Sequence[int], size: int, round: int) -> list[int]:
+    """`size` of the clients, ascending, or all where fewer are left, drawn for the round: the same for the same seed,
+    and no secret.
+    """
     rng = np.random.Generator(np.random.PCG64(derive(seed, "cohort", round)))
-    return sorted(int(i) for i in rng.choice(count, size, replace=False))
+    return sorted(clients[i] for i in rng.choice(len(clients), min(size, len(clients)), replace=False))
 
 
 def _checked(method: Method, task: Task, outcome: object) -> Outcome:
