@@ -9,7 +9,6 @@ import copy
 import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -315,7 +314,7 @@ class Simulation:
         failed rounds counted; whether replies are summed under masks; `floor`, fewest clients whose replies are
         released; what each role sees; and which samples no guarantee is for.
         """
-        found = [asdict(one) for one in guarantees(self.method, self.task, rounds + self.task.failed_rounds)]
+        found = guarantees(self.method, self.task, rounds + self.task.failed_rounds)
         test = plural(len(self.data.test[1]), "test sample")
         drawn = ", a random part of the file's rows" if "test" in self.data.description else ""
         held = f" and {self.hold_out} held-out clients" if self.hold_out else ""
