@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.federation.run_folder import Record
-from ntkfl.federation.simulation import Simulation, simulation_of
+from ntkfl.federation.simulation import simulation_of
 from ntkfl.federation.transport import LocalTransport
 from ntkfl.methods import ClientRound, Method, Task
 from ntkfl.methods.averaging.local_training import LocalTraining
@@ -116,77 +116,57 @@ class Capture:
         return (x.reshape(len(x), *self.raw[0].shape[1:]) * std + mean).clamp(0, 1)
 
 
-class _FirstExchange:
-    """Hears the first exchange of one round: the question, what clients hold, and the replies as the aggregator has
-    them. Of shuffled rows it keeps all that were sent and all that came; a reply that does not split is one row.
-    """
-
-    def __init__(self, round: int, simulation: Simulation) -> None:
-        self.round, self.clients, self.shuffled = round, simulation.clients, simulation.task.privacy.shuffle
-        self.answer = self.clients.respond
-        self.questions: list[Message] = []  # as the clients of the cohort read them
-        self.cohort: list[int] = []
-        self.truth: list[Records] = []
-        self.raw: list[Tensor] = []
-        self.sent_rows: list[bytes] = []
-        self.uploads: list[Reply] = []
-        self.clients.respond, simulation.server.on_replies = self.respond, self.received
-
-    def respond(self, method: Method, task: Task, question: Message, client: ClientRound) -> Reply:
-        """A client answers, in the order of the cohort."""
-        reply = self.answer(method, task, question, client)
-        if question.round == self.round and not self.uploads:
-            held = self.clients.fed.client(client.id)[0]
-            self.questions.append(question)
-            self.cohort.append(client.id)
-            self.truth.append((client.x, client.y))
-            self.raw.append(held[self.clients[client.id].drawn(self.round, len(held))])
-            self.sent_rows += self._rows(reply)
-        return reply
-
-    def received(self, replies: list[Reply]) -> None:
-        """The replies as the aggregator has them."""
-        if self.cohort and not self.uploads:
-            messages = [Message.decode(reply.message(self.round).encode()) for reply in replies]
-            self.uploads = [type(replies[0]).parse(message, self.clients.task) for message in messages]
-            self.received_rows = [row for reply in replies for row in self._rows(reply)]
-
-    def _rows(self, reply: Reply) -> list[bytes]:
-        return [row.message(self.round).encode() for row in reply.split()] if self.shuffled else []
-
-    def order(self) -> Tensor | None:
-        """Of each row received its place among those sent, known by its bytes: equal rows are as good as one another.
-        None without a shuffler, which leaves rows where they were.
-        """
-        places = defaultdict[bytes, list[int]](list)
-        for place, row in enumerate(self.sent_rows):
-            places[row].append(place)
-        return torch.tensor([places[row].pop() for row in self.received_rows]) if self.shuffled else None
-
-
 def capture(
     config: RunConfig, round: int = 1, on_round: Callable[[Record, Record], None] = lambda record, timing: None
 ) -> Capture:
-    """Play a planned configuration to `round` and capture it; `on_round` hears of each round on the way.
+    """Play a planned configuration to `round` and capture its first exchange; `on_round` hears of each round.
 
     One with secure sums is played without the masks, to have what they would hide; they change nothing else but the
-    last digits.
+    last digits. What clients draw follows from the seed, so that they can be asked again which samples they drew.
     """
     privacy = config.settled[0].model_copy(update={"secure_sum": False})
-    simulation = simulation_of(config.model_copy(update={"privacy": privacy}), load_data(config))
-    heard = _FirstExchange(round, simulation)
+    simulation = simulation_of(config.model_copy(update={"privacy": privacy, "repeatable": True}), load_data(config))
+    clients, task, answer = simulation.clients, simulation.task, simulation.clients.respond
+    heard, uploads = list[tuple[Message, ClientRound, Reply]](), list[Reply]()
+
+    def respond(method: Method, task: Task, question: Message, client: ClientRound) -> Reply:
+        """A client answers, in the order of the cohort."""
+        reply = answer(method, task, question, client)
+        if question.round == round and not uploads:
+            heard.append((question, client, reply))
+        return reply
+
+    def received(replies: list[Reply]) -> None:
+        """The replies as the aggregator has them."""
+        if heard and not uploads:
+            uploads.extend(type(r).parse(Message.decode(r.message(round).encode()), task) for r in replies)
+
+    clients.respond, simulation.server.on_replies = respond, received
     end = simulation.run(round, callbacks=[on_round]).checkpoint
+    questions, cohort, sent = zip(*heard, strict=True)
+    held = [clients.fed.client(client.id)[0] for client in cohort]
     return Capture(
         config=config,
         round=round,
         method=simulation.method,
-        task=simulation.task,
-        clients=simulation.clients,
-        broadcast=heard.questions[0],
-        uploads=heard.uploads,
-        cohort=tuple(heard.cohort),
+        task=task,
+        clients=clients,
+        broadcast=questions[0],
+        uploads=uploads,
+        cohort=tuple(client.id for client in cohort),
         after=end["state/weights"],
-        truth=heard.truth,
-        raw=heard.raw,
-        order=heard.order(),
+        truth=[(client.x, client.y) for client in cohort],
+        raw=[x[clients[client.id].drawn(round, len(x))] for x, client in zip(held, cohort, strict=True)],
+        order=_order(sent, uploads) if privacy.shuffle else None,
     )
+
+
+def _order(sent: Sequence[Reply], received: Sequence[Reply]) -> Tensor:
+    """Of each row received its place among those sent, known by its bytes: equal rows are as good as one another. A
+    reply that does not split is one row.
+    """
+    before, after = ([row.message(1).encode() for r in replies for row in r.split()] for replies in (sent, received))
+    places = defaultdict[bytes, list[int]](list)
+    for place, row in enumerate(before):
+        places[row].append(place)
+    return torch.tensor([places[row].pop() for row in after])

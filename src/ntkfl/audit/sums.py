@@ -22,7 +22,7 @@ from torch import Tensor
 from ntkfl.audit.analytic import LinearLayer, linear_layers
 from ntkfl.audit.capture import Capture, Records
 from ntkfl.audit.finding import Finding, best_ssim, mix_finding
-from ntkfl.audit.membership import by_scores, matched
+from ntkfl.audit.membership import TRIALS, by_scores, matched
 from ntkfl.extras import missing
 from ntkfl.methods.replies import Reply
 from ntkfl.methods.sums.private_sums import is_whitening, read_whitening
@@ -217,9 +217,9 @@ def _members(capture: Capture, layer: LinearLayer, held: Sequence[ReceivedSums],
             scores["input factor"].append((-leverage(A, a[0], one.resolution), -leverage(A, b[0], one.resolution)))
     found = []
     for name, pairs in scores.items():
-        of_members, of_others = (torch.cat(side) for side in zip(*pairs, strict=True))
-        if len(of_members) >= 4 and len(pairs) == len(held):
-            found.append(by_scores(f"membership by {name}, sums", role, of_members, of_others, seed))
+        members, others = (torch.cat(side) for side in zip(*pairs, strict=True))
+        if len(members) >= 4 and len(pairs) == len(held):
+            found.append(by_scores(f"membership by {name}, sums", role, [(members, others)] * TRIALS, seed))
     return found
 
 
