@@ -15,7 +15,6 @@ from torch import nn
 import ntkfl
 from ntkfl.data import IID, ByWriter, Dataset, Dirichlet, Federated, Moments, from_clients, load
 from ntkfl.data.dataset import TableRows, generator
-from ntkfl.data.moments import Standardization
 from ntkfl.data.partitions import Indices, Partition
 from ntkfl.errors import DataError, NTKFLError
 from ntkfl.wire import Message
@@ -190,7 +189,7 @@ def test_printing_a_federation_prints_none_of_its_data() -> None:
     secret = 123.456
     clients = [(torch.full((2, 3), secret), torch.tensor([0, 1])), (torch.full((1, 3), secret), torch.tensor([1]))]
     fed = from_clients(clients, test=clients[0])
-    assert "123" not in repr(fed.rows)
+    assert "123.4" not in repr(fed.rows)  # an address may hold 123
     assert repr(fed) == "Federated('own': 2 clients of 1 to 2 samples, inputs [3], 2 classes, 2 test samples)"
 
 
@@ -221,7 +220,7 @@ def test_moments_are_those_of_the_pooled_samples() -> None:
     torch.testing.assert_close(x[:, :3].std(0, correction=0), torch.ones(3), rtol=1e-4, atol=0)
     assert bool((x[:, 3] == 0).all())
     assert new.standardization is not None
-    torch.testing.assert_close(new.test[0], Standardization.of(new.standardization).standardize(fed.test[0]))
+    torch.testing.assert_close(new.test[0], new.standardization.standardize(fed.test[0]))
     assert new.fingerprint() != fed.fingerprint()
     assert new.describe()["standardized"] is True
     assert new.hold_out(1)[0].standardization is new.standardization
@@ -255,8 +254,17 @@ def test_what_it_takes_counts_in_the_first_round() -> None:
     assert new.history[-1]["test_loss"] < plain.history[-1]["test_loss"]
 
 
-@pytest.mark.parametrize(("name", "masked"), [("sum-ntk-fl", True), ("private-sums", False)])
-def test_settings_that_hide_clients_refuse_it(name: str, masked: bool) -> None:
-    method, privacy = ntkfl.methods.METHODS[name](), ntkfl.methods.Privacy(secure_sum=masked)
+@pytest.mark.parametrize(("name", "hides"), [("sum-ntk-fl", {"secure_sum": True}), ("private-sums", {"epsilon": 99.0})])
+def test_settings_that_hide_clients_take_public_numbers_alone(name: str, hides: dict[str, float]) -> None:
+    method, privacy = ntkfl.methods.METHODS[name](), ntkfl.methods.Privacy(**hides)
     with pytest.raises(NTKFLError, match="these settings would hide"):
         ntkfl.train(nn.Linear(4, 2), sites().standardized(), method, rounds=1, callbacks=[], privacy=privacy)
+    mean, std = (0.0, 1.0, 0.0, 7.0), (1.0, 0.001, 100.0, 1.0)
+    public = sites().standardized(mean=mean, std=std)
+    torch.testing.assert_close(public.test[0], (sites().test[0] - torch.tensor(mean)) / torch.tensor(std))
+    run = ntkfl.train(nn.Linear(4, 2), public, method, rounds=1, callbacks=[], privacy=privacy)
+    assert run.standardization == public.standardization
+    assert "moments" not in run.history[0]["uplink"]
+    for fed, wrong in ((sites(), r"\[91, 4\]"), (load("digits").partition(IID(clients=3)), r"\[0, 1, 8, 8\]")):
+        with pytest.raises(NTKFLError, match=f"inputs {wrong} .* with 2 features"):
+            fed.standardized(mean=(0.0, 0.0), std=(1.0, 1.0))

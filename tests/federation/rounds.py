@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +23,19 @@ from ntkfl.methods.robust import Robust
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.privacy.settings import Privacy
 from ntkfl.wire import Message
+
+# How rows travel: options of the method, and settings of privacy.
+CODECS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"form": "dense"}, {}),
+    ({}, {"sparsity": 0.5}),
+    ({}, {"sparsity": 0.5, "values": "8bit"}),
+]
+
+
+def changed(message: Message, **arrays: Tensor) -> Message:
+    """With these in place of its own."""
+    return replace(message, arrays={**message.arrays, **arrays})
 
 
 def small_task(method: Method, privacy: Privacy | None = None, robust: Robust | None = None) -> Task:
@@ -88,7 +103,7 @@ class _Given(LocalTransport):
     """To clients that a test made."""
 
     def __init__(self, clients: dict[int, Given], fed: ntkfl.data.Federated, task: Task) -> None:
-        self._given, self.fed, self.task, self.listener, self.byzantine = clients, fed, task, None, None
+        self._given, self.fed, self.task, self.byzantine = clients, fed, task, None
 
     def __getitem__(self, number: int) -> Given:
         return self._given[number]

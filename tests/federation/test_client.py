@@ -34,10 +34,7 @@ def test_samples_are_drawn_once_per_round() -> None:
     assert again.randomness.seed("noise") != first.randomness.seed("noise")
     own.rest()
     assert torch.equal(own.at(2).x, again.x)  # seeded: it draws the same after a rest
-
-
-def test_no_more_rows_are_used_than_were_agreed() -> None:
-    assert len(client(NTKFL(), rows=7).at(1)) == 7
+    assert len(client(NTKFL(), rows=7).at(1)) == 7  # no more than were agreed
 
 
 def test_a_client_loads_no_simulator() -> None:

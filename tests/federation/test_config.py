@@ -47,6 +47,10 @@ def test_clients_of_ones_own_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     common = {"rounds": 1, "clients_per_round": 3, "model": {"hidden": [4]}}
     config = RunConfig(data={"dataset": "own_config_clients:clients"}, method={"name": "ntk-fl"}, **common)
     assert load_data(config).sizes == [20, 20, 20]
+    public = config.model_copy(update={"data": DataConfig(dataset=config.data.dataset, mean=(1,) * 3, std=(2,) * 3)})
+    execute(public, out=tmp_path / "public")
+    assert RunConfig.read(tmp_path / "public" / "config.toml", allow_code=True).data == public.data
+    assert load_data(public).test[0].equal((load_data(config).test[0] - 1) / 2)
     execute(config, out=tmp_path / "run")
     assert RunConfig.read(tmp_path / "run" / "config.toml", allow_code=True).data.dataset == config.data.dataset
     assert "alpha" not in (tmp_path / "run" / "config.toml").read_text()  # they come dealt

@@ -23,7 +23,7 @@ from ntkfl.methods.base import adds_noise, privacy_of
 from ntkfl.methods.replies import Reply
 from ntkfl.privacy.settings import Privacy
 from ntkfl.wire import Message
-from tests.federation.rounds import sifted, small_client, small_task
+from tests.federation.rounds import play_round, sifted, small_client, small_task
 from tests.methods.known import METHODS
 
 QUICK: dict[str, Any] = {"local_steps": 3, "steps": (50.0, 400.0)}
@@ -220,8 +220,6 @@ def test_what_does_not_add_up_is_refused_under_masks(name: str, digits: ntkfl.da
 @pytest.mark.parametrize("name", ["ntk-fl", "fedavg", "sum-ntk-fl"])
 def test_the_bytes_recorded_are_those_of_the_messages(name: str) -> None:
     """Up each client's reply, down one question for each client, by kind."""
-    from tests.federation.rounds import play_round
-
     talk = Conversation(name)
     _, traffic = play_round(talk.task, talk.method, talk.method.start(talk.task, talk.task.like), 1, talk.clients)
     up, down = sum(traffic.uplink.values()), sum(traffic.downlink.values())

@@ -17,8 +17,7 @@ from scipy.stats import chi2_contingency
 from ntkfl.crypto import masking
 from ntkfl.crypto.hpke import SEAL_BYTES
 from ntkfl.crypto.masking import Words
-from ntkfl.crypto.row_frames import SEED_BYTES, unpack_rows
-from ntkfl.federation import secure_sum
+from ntkfl.crypto.row_frames import SEED_BYTES, Announced, unpack_rows
 from tests.federation.masked import SAID, Round, played, words_of
 
 NUMBERS, PLAYED, BINS = 48, 100, 32
@@ -47,9 +46,8 @@ def shuffler(own: Round) -> list[Words]:
     seen: list[Words] = []
     for body in own.submitted:
         seed, (row,) = body[:SEED_BYTES], unpack_rows(body[SEED_BYTES:])[1]
-        sealed = np.frombuffer(row[SEAL_BYTES - 16 : -16], dtype="<u4").astype(
-            np.uint32
-        )  # behind the key, before the tag
+        # Behind the key, before the tag.
+        sealed = np.frombuffer(row[SEAL_BYTES - 16 : -16], dtype="<u4").astype(np.uint32)
         stream = masking.mask(seed, SAID, len(sealed))
         seen += [sealed, sealed - stream]
     seeds = [np.frombuffer(body[:SEED_BYTES], dtype="<u4").astype(np.uint32) for body in own.submitted]
@@ -57,14 +55,10 @@ def shuffler(own: Round) -> list[Words]:
 
 
 def p_value(view: View) -> float:
-    return compared(view, lambda world: played(world, limit=2e8))
-
-
-def compared(view: View, play: Callable[[dict[str, Words]], Round]) -> float:
     """That the two worlds look alike, at the place where they look least so, times the number of places: by the highest
     five bits of all numbers of a vector, and of some numbers, as a secret is another at each.
     """
-    seen = [[view(play(world)) for _ in range(PLAYED)] for world in worlds()]
+    seen = [[view(played(world, limit=2e8)) for _ in range(PLAYED)] for world in worlds()]
     found = []
     for k in range(len(seen[0][0])):
         one, two = (np.stack([views[k] for views in world]) >> 27 for world in seen)  # [played, numbers]
@@ -75,30 +69,32 @@ def compared(view: View, play: Callable[[dict[str, Words]], Round]) -> float:
     return min(found) * len(found)
 
 
-def test_the_aggregator_cannot_tell_clients_with_equal_sums_apart() -> None:
-    assert p_value(aggregator) > CERTAIN
+@pytest.mark.parametrize("view", [aggregator, shuffler])
+def test_neither_role_can_tell_clients_with_equal_sums_apart(view: View) -> None:
+    assert p_value(view) > CERTAIN
 
 
-def test_without_masks_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    off = lambda seed, said, count: np.zeros(count, dtype=np.uint32)  # noqa: E731
-    monkeypatch.setattr(masking, "mask", off)
-    monkeypatch.setattr(secure_sum, "mask", off)
-    assert p_value(aggregator) < CERTAIN
+def no_mask(seed: bytes, said: Announced, count: int) -> Words:
+    return np.zeros(count, dtype=np.uint32)
 
 
-def test_with_one_mask_for_all_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vectors with equal masks differ by what they hide."""
-    monkeypatch.setattr(secure_sum.os, "urandom", lambda count: bytes(count))
-    assert p_value(aggregator) < CERTAIN
+def no_seal(rows: list[bytes], *_: object) -> list[bytes]:
+    return [bytes(32) + row + bytes(16) for row in rows]
 
 
-def test_the_shuffler_cannot_tell_clients_apart() -> None:
-    assert p_value(shuffler) > CERTAIN
-
-
-def test_without_seals_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    def bare(rows: list[bytes], *_: object) -> list[bytes]:
-        return [bytes(32) + row + bytes(16) for row in rows]
-
-    monkeypatch.setattr(secure_sum, "seal_rows", bare)
-    assert p_value(shuffler) < CERTAIN
+@pytest.mark.parametrize(
+    ("view", "broken"),
+    [
+        (aggregator, {"secure_sum.mask": no_mask, "masking.mask": no_mask}),
+        (aggregator, {"secure_sum.os.urandom": bytes}),  # one mask for all: vectors differ by what they hide
+        (shuffler, {"secure_sum.seal_rows": no_seal}),
+    ],
+    ids=["no masks", "one mask", "no seals"],
+)
+def test_without_its_protection_each_can(
+    view: View, broken: dict[str, Callable[..., object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, instead in broken.items():
+        room = "crypto" if name.startswith("masking") else "federation"
+        monkeypatch.setattr(f"ntkfl.{room}.{name}", instead)
+    assert p_value(view) < CERTAIN

@@ -67,8 +67,8 @@ def test_forgetting_is_retraining_without_the_client(tmp_path: Path) -> None:
     assert not [name for name in tensors if "share/2/" in name]
 
 
-def test_a_forgotten_client_is_not_counted_again(tmp_path: Path) -> None:
-    """The resumed run asks everybody, the client among them: the model stays that of the others."""
+def test_a_forgotten_client_is_not_asked_again(tmp_path: Path) -> None:
+    """The resumed run asks the others, and says so: the model stays theirs."""
     folder = tmp_path / "run"
     trained(folder, 0, 1, 2, 3)
     forget(folder, 1)
@@ -79,7 +79,7 @@ def test_a_forgotten_client_is_not_counted_again(tmp_path: Path) -> None:
     resumed = ntkfl.train(
         model, fed, SumRidge(keep_shares=True), rounds=2, clients_per_round=4, out=folder, resume=True, callbacks=[]
     )
-    assert resumed.history[-1]["clients"] == [0, 1, 2, 3]
+    assert (resumed.history[-1]["clients"], resumed.history[-1]["forgotten"]) == ([0, 2, 3], [1])
     assert (head_of(resumed) - head_of(trained(None, 0, 2, 3))).abs().max() < 1e-10
 
 
@@ -99,6 +99,9 @@ def test_where_forgetting_is_refused(tmp_path: Path) -> None:
     ]:
         with pytest.raises(NTKFLError, match=why):
             forget(tmp_path / folder, client)
+    public = federation(0, 1, 2).standardized(mean=[0.0] * F, std=[2.0] * F)
+    ntkfl.train(head, public, keeping, rounds=1, out=tmp_path / "public", callbacks=[])
+    assert forget(tmp_path / "public", 2)["clients_left"] == 2
     forget(tmp_path / "run", 0)
     with pytest.raises(NTKFLError, match="the only one"):
         forget(tmp_path / "run", 1)

@@ -22,16 +22,10 @@ from ntkfl.methods import METHODS, NTKFL, ClientRound, Method, Privacy, Task
 from ntkfl.methods.replies import Reply
 from ntkfl.services.store import BatchStore
 from ntkfl.wire import Message
-from tests.federation.rounds import lying, play_round, server_of, small_client, small_task
+from tests.federation.rounds import CODECS, changed, lying, play_round, server_of, small_client, small_task
 
 SAID = Announced.of(BatchKey(1, 0), b"announced")
 WHERE = ("federation", "run", SAID)
-CODECS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({}, {}),
-    ({"form": "dense"}, {}),
-    ({}, {"sparsity": 0.5}),
-    ({}, {"sparsity": 0.5, "values": "8bit"}),
-]
 
 
 class Received(NamedTuple):
@@ -58,10 +52,6 @@ def make(n: int = 6, options: Any = None, privacy: Any = None) -> tuple[Task, Re
 
 def encoded(rows: Sequence[Reply]) -> list[bytes]:
     return [row.message(1).encode() for row in rows]
-
-
-def changed(row: Message, **arrays: torch.Tensor) -> Message:
-    return dataclasses.replace(row, arrays={**row.arrays, **arrays})
 
 
 @pytest.mark.parametrize(("options", "privacy"), CODECS)
@@ -209,7 +199,7 @@ def test_every_client_sends_equally_many_rows_whatever_it_has(monkeypatch: pytes
     sent: list[int] = []
     submit = BatchStore.submit
 
-    def listening(self: BatchStore, client: str, announced: Announced, rows: Any) -> None:
+    def listening(self: BatchStore, client: str, announced: Announced, rows: Any, seed: None) -> None:
         sent.append(len(rows))
         submit(self, client, announced, rows)
 

@@ -15,15 +15,8 @@ import torch
 from ntkfl.errors import MessageError
 from ntkfl.methods import NTKFL, Method, Privacy
 from ntkfl.wire import Message
-from tests.federation.rounds import lying, play_round, scaled, sifted, small_client, small_task
+from tests.federation.rounds import CODECS, changed, lying, play_round, scaled, sifted, small_client, small_task
 from tests.methods.known import METHODS
-
-CODECS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({}, {}),
-    ({"form": "dense"}, {}),
-    ({}, {"sparsity": 0.5}),
-    ({}, {"sparsity": 0.5, "values": "8bit"}),
-]
 
 
 class Sent:
@@ -40,10 +33,6 @@ class Sent:
     def filtered(self, **changed: Message) -> SimpleNamespace:
         """With client i's message replaced by the one given as `ci`."""
         return sifted(self.kind, self.task, [changed.get(f"c{i}", m) for i, m in enumerate(self.messages)])
-
-
-def changed(message: Message, **arrays: torch.Tensor) -> Message:
-    return dataclasses.replace(message, arrays={**message.arrays, **arrays})
 
 
 def with_row(array: torch.Tensor, row: int, value: float) -> torch.Tensor:

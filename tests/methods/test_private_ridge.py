@@ -116,8 +116,8 @@ def test_the_record_and_the_guarantee_say_what_was_spent() -> None:
     right = task.predict(outcome.state["weights"], x).argmax(1) == y
     assert float(right.double().mean()) > 0.75  # the two means are 2 apart: 0.8 without noise
     (told,) = guarantees(method, task, 1)
-    assert told.epsilon == pytest.approx(3.0, rel=1e-3)
-    assert told.against == "those who see the models, 1 round"
+    assert told["epsilon"] == pytest.approx(3.0, rel=1e-3)
+    assert told["against"] == "those who see the models, 1 round"
 
 
 def test_what_would_void_the_promise_is_refused() -> None:

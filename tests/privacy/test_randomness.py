@@ -16,7 +16,7 @@ from ntkfl.federation.client import seeded
 from ntkfl.methods import ClientRound
 from ntkfl.privacy.randomness import Purpose, Randomness, discrete_gaussians
 
-PURPOSES: tuple[Purpose, ...] = ("noise", "batches", "quantisation", "dropout", "lies")
+PURPOSES: tuple[Purpose, ...] = ("noise", "batches", "quantisation", "dropout", "labels")
 N = 1 << 17
 GRAINS = 2.0**10  # integers per unit
 

@@ -33,7 +33,6 @@ from ntkfl.federation.client import honest
 from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.federation.simulation import Simulation, simulation_of
 from ntkfl.methods import ClientRound, Method, Task
-from ntkfl.methods.base import Outgoing
 from ntkfl.methods.replies import Reply
 from ntkfl.methods.sums.noisy_sums import NoisySums
 from ntkfl.privacy.randomness import Randomness
@@ -106,7 +105,7 @@ def audit_canaries(config: RunConfig, canaries: int = 200, seed: int = 0) -> Can
     played = config.model_copy(update={"hold_out": 0, "byzantine": None, "repeatable": True})
     simulation = simulation_of(played, _with_canaries(data, planted, owners, coins))
     attacker = _Attacker(simulation, planted, owners, data.sizes)
-    simulation.clients.respond, simulation.clients.listener = attacker.respond, attacker
+    simulation.clients.respond, simulation.server.on_replies = attacker.respond, attacker.received
     simulation.run(config.rounds, callbacks=[])
     budget, scores, error = method.budget(simulation.task), attacker.scores(), (1 - CONFIDENCE) / 2
     assert budget is not None
@@ -204,14 +203,7 @@ class _Attacker:
         self.K, self.b = np.zeros((len(owners), len(owners))), np.zeros(len(owners))
         self.square, self.numbers = 0.0, 0  # Σ_t ‖r_t − V_t ½‖², and how many numbers that is of
         self.heard = 0  # the last round whose total came
-
-    def asked(self, question: Outgoing, cohort: Sequence[int]) -> None:
-        """A round begins, or is tried again."""
-        assert isinstance(question, Message)
-        if question.round == self.heard:
-            raise ConfigError(f"{self.method.name} asks more than once a round: canaries know one question")
-        self.question, self.cohort = question, list(cohort)
-        self.known: list[Tensor] = []  # of each client what the attacker knows of its contribution
+        self.known: dict[int, Tensor] = {}  # of each client of the round what the attacker knows of its contribution
 
     def in_noises(self, arrays: Mapping[str, Tensor]) -> Tensor:
         """All numbers of a reply or a total, in deviations of the noise that ε counts on: float64 [numbers]."""
@@ -228,27 +220,27 @@ class _Attacker:
         """A client's reply, and beside it what the attacker knows: what the client sends without canaries, with its
         noise where ε does not count on that.
         """
+        if question.round == self.heard:
+            raise ConfigError(f"{self.method.name} asks more than once a round: canaries know one question")
+        self.question = question
         n = self.sizes[client.id]
         known = self.without_noise(client, (client.x[:n], client.y[:n]))
         with_all = self.without_noise(client, (client.x, client.y))
         reply = honest(method, task, question, client)
-        if client.id not in self.cohort[: task.privacy.noise_clients]:
+        if len(self.known) >= task.privacy.noise_clients:
             known = known + self.in_noises(reply.arrays) - with_all
-        self.known.append(known)
+        self.known[client.id] = known
         return reply
 
-    def sent(self, client: int, message: Message) -> None:
-        """What a client sent, which `respond` has made."""
-
-    def answered(self, replies: Sequence[Reply]) -> None:
+    def received(self, replies: list[Any]) -> None:
         """The round's total: add what it says of the canaries."""
-        total, self.heard = self.method.total(self.task, list(replies)), self.question.round  # type: ignore[arg-type]
-        (at,) = np.isin(self.owners, self.cohort).nonzero()
+        known, self.known, self.heard = self.known, {}, self.question.round
+        (at,) = np.isin(self.owners, list(known)).nonzero()
         if not len(at):
             return
         (x, y), alone = self.planted, ClientRound(0, *self.planted, Randomness(bytes(32)))
         V = torch.stack([self.without_noise(alone, (x[i : i + 1], y[i : i + 1])) for i in at])
-        rest = self.in_noises(total) - torch.stack(self.known).sum(0) - V.sum(0) / 2
+        rest = self.in_noises(self.method.total(self.task, replies)) - sum(known.values()) - V.sum(0) / 2
         self.K[np.ix_(at, at)] += (V @ V.T).numpy()
         self.b[at] += (V @ rest).numpy()
         self.square += float(rest.square().sum())

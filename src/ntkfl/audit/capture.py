@@ -12,11 +12,10 @@ from torch import Tensor
 
 from ntkfl.federation.config import RunConfig, load_data
 from ntkfl.federation.run_folder import Record
-from ntkfl.federation.simulation import Simulation, simulation_of
+from ntkfl.federation.simulation import simulation_of
 from ntkfl.federation.transport import LocalTransport
-from ntkfl.methods import Method, Task
+from ntkfl.methods import ClientRound, Method, Task
 from ntkfl.methods.averaging.local_training import LocalTraining
-from ntkfl.methods.base import Outgoing
 from ntkfl.methods.replies import STEPS, WEIGHTS, Reply, Update
 from ntkfl.privacy.projection import Projection
 from ntkfl.wire import Message
@@ -117,79 +116,57 @@ class Capture:
         return (x.reshape(len(x), *self.raw[0].shape[1:]) * std + mean).clamp(0, 1)
 
 
-class _FirstExchange:
-    """Hears the first exchange of one round: the question, what clients hold, and the replies as the aggregator has
-    them. Of shuffled rows it keeps all that were sent and all that came; a reply that does not split is one row.
-    """
-
-    def __init__(self, round: int, simulation: Simulation) -> None:
-        self.round, self.simulation, self.shuffled = round, simulation, simulation.task.privacy.shuffle
-        self.cohort: tuple[int, ...] = ()
-        self.truth: list[Records] = []
-        self.raw: list[Tensor] = []
-        self.sent_rows: list[bytes] = []
-
-    def asked(self, question: Outgoing, cohort: Sequence[int]) -> None:
-        """A question goes out: the first of the round is kept, as clients read it."""
-        first = question if isinstance(question, Message) else question[cohort[0]]
-        self.hearing = first.round == self.round and not self.cohort
-        if self.hearing:
-            self.cohort, self.question = tuple(cohort), Message.decode(first.encode())
-            self.kind = self.simulation.method.replies[self.question.kind]
-
-    def sent(self, client: int, message: Message) -> None:
-        """A client answers, in the order of the cohort."""
-        if self.hearing:
-            clients = self.simulation.clients
-            held, own = clients.fed.client(client)[0], clients[client].at(self.round)
-            self.truth.append((own.x, own.y))
-            self.raw.append(held[clients[client].drawn(self.round, len(held))])
-            self.sent_rows += self._rows(self.kind(message.arrays, message.halves))
-
-    def answered(self, replies: Sequence[Reply]) -> None:
-        """The replies as the aggregator has them."""
-        if self.hearing:
-            messages = [Message.decode(reply.message(self.round).encode()) for reply in replies]
-            self.uploads = [self.kind.parse(message, self.simulation.task) for message in messages]
-            self.received_rows = [row for reply in replies for row in self._rows(reply)]
-            self.hearing = False
-
-    def _rows(self, reply: Reply) -> list[bytes]:
-        return [row.message(self.round).encode() for row in reply.split()] if self.shuffled else []
-
-    def order(self) -> Tensor | None:
-        """Of each row received its place among those sent, known by its bytes: equal rows are as good as one another.
-        None without a shuffler, which leaves rows where they were.
-        """
-        places = defaultdict[bytes, list[int]](list)
-        for place, row in enumerate(self.sent_rows):
-            places[row].append(place)
-        return torch.tensor([places[row].pop() for row in self.received_rows]) if self.shuffled else None
-
-
 def capture(
     config: RunConfig, round: int = 1, on_round: Callable[[Record, Record], None] = lambda record, timing: None
 ) -> Capture:
-    """Play a planned configuration to `round` and capture it; `on_round` hears of each round on the way.
+    """Play a planned configuration to `round` and capture its first exchange; `on_round` hears of each round.
 
     One with secure sums is played without the masks, to have what they would hide; they change nothing else but the
-    last digits.
+    last digits. What clients draw follows from the seed, so that they can be asked again which samples they drew.
     """
     privacy = config.settled[0].model_copy(update={"secure_sum": False})
-    simulation = simulation_of(config.model_copy(update={"privacy": privacy}), load_data(config))
-    heard = simulation.clients.listener = _FirstExchange(round, simulation)
+    simulation = simulation_of(config.model_copy(update={"privacy": privacy, "repeatable": True}), load_data(config))
+    clients, task, answer = simulation.clients, simulation.task, simulation.clients.respond
+    heard, uploads = list[tuple[Message, ClientRound, Reply]](), list[Reply]()
+
+    def respond(method: Method, task: Task, question: Message, client: ClientRound) -> Reply:
+        """A client answers, in the order of the cohort."""
+        reply = answer(method, task, question, client)
+        if question.round == round and not uploads:
+            heard.append((question, client, reply))
+        return reply
+
+    def received(replies: list[Reply]) -> None:
+        """The replies as the aggregator has them."""
+        if heard and not uploads:
+            uploads.extend(type(r).parse(Message.decode(r.message(round).encode()), task) for r in replies)
+
+    clients.respond, simulation.server.on_replies = respond, received
     end = simulation.run(round, callbacks=[on_round]).checkpoint
+    questions, cohort, sent = zip(*heard, strict=True)
+    held = [clients.fed.client(client.id)[0] for client in cohort]
     return Capture(
         config=config,
         round=round,
         method=simulation.method,
-        task=simulation.task,
-        clients=simulation.clients,
-        broadcast=heard.question,
-        uploads=heard.uploads,
-        cohort=heard.cohort,
+        task=task,
+        clients=clients,
+        broadcast=questions[0],
+        uploads=uploads,
+        cohort=tuple(client.id for client in cohort),
         after=end["state/weights"],
-        truth=heard.truth,
-        raw=heard.raw,
-        order=heard.order(),
+        truth=[(client.x, client.y) for client in cohort],
+        raw=[x[clients[client.id].drawn(round, len(x))] for x, client in zip(held, cohort, strict=True)],
+        order=_order(sent, uploads) if privacy.shuffle else None,
     )
+
+
+def _order(sent: Sequence[Reply], received: Sequence[Reply]) -> Tensor:
+    """Of each row received its place among those sent, known by its bytes: equal rows are as good as one another. A
+    reply that does not split is one row.
+    """
+    before, after = ([row.message(1).encode() for r in replies for row in r.split()] for replies in (sent, received))
+    places = defaultdict[bytes, list[int]](list)
+    for place, row in enumerate(before):
+        places[row].append(place)
+    return torch.tensor([places[row].pop() for row in after])

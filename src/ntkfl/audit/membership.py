@@ -24,7 +24,7 @@ from ntkfl.methods.ntk_fl import TangentRows
 from ntkfl.methods.replies import Rows
 
 FALSE_ALARMS = (0.001, 0.01)
-_TRIALS = 5  # draws of records and of halves, an advantage each
+TRIALS = 5  # draws of records and of halves, an advantage each
 
 
 def advantage(members: Tensor, others: Tensor, seed: int) -> float:
@@ -73,19 +73,14 @@ def matched(members: Records, others: Records, seed: int) -> tuple[Records, Reco
     return (members[0][a], members[1][a]), (others[0][b], others[1][b])
 
 
-def by_scores(attack: str, role: str, members: Tensor, others: Tensor, seed: int) -> Finding:
-    """Scores of members and of others, larger for members, as a finding."""
-    return _finding(attack, role, [(members, others)] * _TRIALS, seed)
-
-
 def by_loss(
     task: Task, weights: Tensor, members: Records, others: Records, *, role: str, on: str, seed: int = 0
 ) -> list[Finding]:
     """Whether weights [d] fit a record better than others; none of too few records."""
-    pairs = [matched(members, others, seed + trial) for trial in range(_TRIALS)]
+    pairs = [matched(members, others, seed + trial) for trial in range(TRIALS)]
     if min(len(y) for pair in pairs for _, y in pair) < 4:
         return []
-    return [_finding(f"membership by loss, {on}", role, [_fits(task, weights, pair) for pair in pairs], seed)]
+    return [by_scores(f"membership by loss, {on}", role, [_fits(task, weights, pair) for pair in pairs], seed)]
 
 
 def attack(capture: Capture, seed: int = 0) -> list[Finding]:
@@ -104,7 +99,7 @@ def attack(capture: Capture, seed: int = 0) -> list[Finding]:
         if trained
     ]
     if trials:
-        found.append(replace(_finding("membership by loss, each client's model", role, trials, seed), details={}))
+        found.append(replace(by_scores("membership by loss, each client's model", role, trials, seed), details={}))
     return found
 
 
@@ -123,8 +118,10 @@ def _fits(task: Task, weights: Tensor, pair: Sequence[Records]) -> tuple[Tensor,
     return a, b
 
 
-def _finding(attack: str, role: str, trials: Sequence[tuple[Tensor, Tensor]], seed: int) -> Finding:
-    """The advantage of each trial, with halves of its own; more measures of the first."""
+def by_scores(attack: str, role: str, trials: Sequence[tuple[Tensor, Tensor]], seed: int) -> Finding:
+    """Scores of members and of others, larger for members: the advantage of each trial, with halves of its own; more
+    measures of the first.
+    """
     members, others = trials[0]
     details = {f"TPR at {rate:.1%} FPR": recall(members, others, rate) for rate in FALSE_ALARMS}
     details |= {"AUC": area(members, others), "members": len(members)}

@@ -16,7 +16,7 @@ from torch import Tensor
 from ntkfl.audit.analytic import Prior, Recovery, distances, gaussian_prior, invert, lift
 from ntkfl.audit.capture import Capture
 from ntkfl.audit.finding import Finding, guesses, mix, mix_finding, relative_error, ssim
-from ntkfl.audit.membership import by_scores, matched
+from ntkfl.audit.membership import TRIALS, by_scores, matched
 from ntkfl.methods.ntk_fl import TangentRows
 from ntkfl.tangent import Jacobian, concatenate
 
@@ -144,4 +144,4 @@ def members(capture: Capture, seen: Recovery | None, seed: int) -> list[Finding]
     pair = matched(capture.members, capture.others, seed)
     some = torch.randperm(len(pair[0][1]), generator=torch.Generator().manual_seed(seed))[:_ASKED]
     a, b = (-distances(seen, Recovery.whole(x[some].flatten(1))).amin(0) for x, _ in pair)
-    return [by_scores("membership by looking rows up", capture.asker, a, b, seed)]
+    return [by_scores("membership by looking rows up", capture.asker, [(a, b)] * TRIALS, seed)]

@@ -3,9 +3,8 @@
 A first linear layer's gradient is Σ δ vᵀ with v = [x, 1] and δ what the loss is sensitive to, its input factor
 A = Σ v vᵀ. Of one sample x is read off either; of more a unit's ∂W/∂b is a mean of inputs, sharp where one sample moved
 the unit. The last bias's gradient Σ (p − y) tells class counts. A record was in the sum where its leverage vᵀ A⁻¹ v is
-at most 1, as long as there are not several times more samples than inputs; where v lies in the row space of the
-gradient, as long as there are fewer samples than units; and where its own δ vᵀ lies in the gradient: more samples do
-not hide it. An averaging method's update is read as a sum too: as one long step along the gradient.
+at most 1, as long as there are not several times more samples than inputs; and where its own δ vᵀ lies in the gradient:
+more samples do not hide it. An averaging method's update is read as a sum too: as one long step along the gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torch import Tensor
 from ntkfl.audit.analytic import LinearLayer, linear_layers
 from ntkfl.audit.capture import Capture, Records
 from ntkfl.audit.finding import Finding, best_ssim, mix_finding
-from ntkfl.audit.membership import by_scores, matched
+from ntkfl.audit.membership import TRIALS, by_scores, matched
 from ntkfl.extras import missing
 from ntkfl.methods.replies import Reply
 from ntkfl.methods.sums.private_sums import is_whitening, read_whitening
@@ -214,14 +213,13 @@ def _members(capture: Capture, layer: LinearLayer, held: Sequence[ReceivedSums],
         a, b = (_first_layer(capture, layer, records) for records in asked)
         G, A = layer.matrices(one.gradient), one.factor(layer)
         scores["alignment"].append((alignment(G, a, moments), alignment(G, b, moments)))
-        scores["row space"].append((-outside(G, a[0], one.resolution), -outside(G, b[0], one.resolution)))
         if A is not None:
             scores["input factor"].append((-leverage(A, a[0], one.resolution), -leverage(A, b[0], one.resolution)))
     found = []
     for name, pairs in scores.items():
-        of_members, of_others = (torch.cat(side) for side in zip(*pairs, strict=True))
-        if len(of_members) >= 4 and len(pairs) == len(held):
-            found.append(by_scores(f"membership by {name}, sums", role, of_members, of_others, seed))
+        members, others = (torch.cat(side) for side in zip(*pairs, strict=True))
+        if len(members) >= 4 and len(pairs) == len(held):
+            found.append(by_scores(f"membership by {name}, sums", role, [(members, others)] * TRIALS, seed))
     return found
 
 
@@ -247,17 +245,6 @@ def leverage(A: Tensor, v: Tensor, resolution: float) -> Tensor:
     least = resolution * A.abs().max() * math.sqrt(len(A))
     found: Tensor = ((v @ vectors).square() / (values.clamp_min(0) + least)).sum(1)
     return found
-
-
-def outside(G: Tensor, v: Tensor, resolution: float) -> Tensor:
-    """The part of each v² [N, m] that lies outside the row space of a layer's gradient [units, m], [N]."""
-    _, sizes, rows = torch.linalg.svd(G, full_matrices=False)
-    unsure = resolution * G.abs().max() * (math.sqrt(G.shape[0]) + math.sqrt(G.shape[1]))
-    # Directions count as far as they are above rounding: none is cut off, none that is noise is trusted.
-    trust = sizes.square() / (sizes.square() + unsure.square())
-    inside = ((v @ rows.T).square() * trust).sum(1)
-    left: Tensor = 1 - inside / v.square().sum(1)
-    return left
 
 
 def alignment(G: Tensor, records: tuple[Tensor, Tensor], public: tuple[Tensor, Tensor]) -> Tensor:

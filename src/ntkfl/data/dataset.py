@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, reduce
 from operator import add
@@ -43,6 +43,7 @@ class TableRows:
         """(x − mean)/std of what `take` gives. Bytes stay bytes: their own mean and std are changed."""
         if self.x.dtype != torch.uint8:
             return replace(self, x=to.standardize(self.x))
+        to.standardize(self.take(torch.arange(0))[0])  # refuses numbers of another width
         mean = tuple(own + std * more for own, std, more in zip(self.mean, self.std, to.mean, strict=True))
         return replace(self, mean=mean, std=tuple(std * more for std, more in zip(self.std, to.std, strict=True)))
 
@@ -151,7 +152,7 @@ class Federated(_Samples):
 
     indices: tuple[Tensor, ...]
     shared: tuple[Tensor, Tensor] | None = None  # data that the server holds for all clients (data-share)
-    standardization: Moments | None = None  # of all clients, where inputs were standardised by it
+    standardization: Standardization | None = None  # where inputs were standardised
 
     def __post_init__(self) -> None:
         if not self.indices:
@@ -227,20 +228,21 @@ class Federated(_Samples):
         """n, Σ x and Σ x² of all clients' inputs: what each of them would tell, added up."""
         return reduce(add, (Moments.of(self.client(number)[0]) for number in range(len(self))))
 
-    def standardized(self) -> Federated:
+    def standardized(self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> Federated:
         """The same clients and test set with inputs of mean 0 and deviation 1 by feature (of images, by channel), taken
-        from `moments`. A run keeps them: `Run.evaluate` and exported models take inputs as they were before; to
-        `run.model` itself, give what `run.standardization.standardize` makes of them.
+        from `moments`; or, where no client may tell them, public numbers `mean` and `std`. A run keeps them:
+        `Run.evaluate` and exported models take inputs as they were before; to `run.model` itself, give what
+        `run.standardization.standardize` makes of them.
         """
-        moments = self.moments()
-        to = Standardization.of(moments)
+        public = mean is not None or std is not None
+        to = Standardization(mean=mean, std=std, public=True) if public else Standardization.of(self.moments())
         return replace(
             self,
             rows=self.rows.standardized(to),
             test_rows=self.test_rows.standardized(to),
-            description={**self.description, "standardized": True},
+            description={**self.description, "standardized": to.model_dump(mode="json") if public else True},
             shared=None if self.shared is None else (to.standardize(self.shared[0]), self.shared[1]),
-            standardization=moments,
+            standardization=to,
         )
 
     def hold_out(self, count: int, seed: int = 0) -> tuple[Federated, Federated]:

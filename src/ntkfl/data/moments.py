@@ -53,11 +53,12 @@ class Moments:
 
 class Standardization(Options):
     """Mean and standard deviation of each feature, of images of each channel: what a trained model keeps of `Moments`,
-    to treat later inputs as those that trained it.
+    or `public` numbers, to treat later inputs as those that trained it.
     """
 
     mean: tuple[float, ...] = Field(min_length=1)
     std: tuple[float, ...] = Field(min_length=1)
+    public: bool = Field(False, description="whether no client told anything for it")
 
     @model_validator(mode="after")
     def _one_each(self) -> Self:

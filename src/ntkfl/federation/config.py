@@ -53,6 +53,10 @@ class DataConfig(Options, title="[data]"):
     standardize: bool = Field(
         False, description="inputs to mean 0 and deviation 1 by feature or channel, from sums that clients tell once"
     )
+    mean: tuple[float, ...] | None = Field(
+        None, description="public numbers by feature or channel to standardise by, in place of clients' sums"
+    )
+    std: tuple[float, ...] | None = Field(None, description="public deviations, beside mean")
     label_column: str | None = Field(None, description="of a file: the column of labels; default: label")
     client_column: str | None = Field(
         None, description="of a file: the column that says whose a row is; default: client"
@@ -324,7 +328,8 @@ def load_data(config: RunConfig) -> Federated:
             shared = (taken[0], taken[1])
         data = dataset.partition(config.data.how(), seed=config.seed)
         data = replace(data, shared=shared)
-    return data.standardized() if config.data.standardize else data
+    public = config.data.mean, config.data.std
+    return data.standardized(*public) if config.data.standardize or any(public) else data
 
 
 def _of_file(config: RunConfig) -> dict[str, Any]:
@@ -346,7 +351,7 @@ def spelled_out(config: RunConfig) -> dict[str, Any]:
     drawn = () if config.data.partition != ByClient.kind else _DRAW
     values["data"] = {n: value for n, value in values["data"].items() if value is not None and n not in drawn}
     if config.data.own:  # the rest says how others are dealt
-        values["data"] = {"dataset": config.data.dataset, "standardize": config.data.standardize}
+        values["data"] = {n: v for n, v in values["data"].items() if n in ("dataset", "standardize", "mean", "std")}
     return {
         "ntkfl": __version__,
         "simulation": True,

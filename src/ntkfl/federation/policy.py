@@ -47,11 +47,6 @@ def _refused(why: str) -> Refused:
     return Refused("policy", why)
 
 
-def noisy(privacy: Privacy) -> bool:
-    """Whether clients add noise to what they send."""
-    return privacy.epsilon is not None
-
-
 class Terms(Options, title="the terms of a run"):
     """What a run asks of a client. It travels with every question, as text; its digest stands for it.
 
@@ -74,9 +69,9 @@ class Terms(Options, title="the terms of a run"):
         """The terms of a method; `ConfigError` where they ask for more rounds, or fewer clients, than ε is for."""
         found = Terms(method=describe_method(method), privacy=privacy.model_dump(mode="json"), **terms)
         most = privacy.budget_rounds
-        if noisy(privacy) and found.rounds > most:
+        if privacy.noisy and found.rounds > most:
             raise ConfigError(f"ε of {method.name} is for {most} rounds, and the run has {found.rounds}")
-        if noisy(privacy) and privacy.secure_sum and found.min_clients < privacy.noise_clients:
+        if privacy.noisy and privacy.secure_sum and found.min_clients < privacy.noise_clients:
             raise ConfigError(f"ε counts on {privacy.noise_clients} clients: min_clients is {found.min_clients}")
         return found
 
@@ -175,7 +170,7 @@ class Policy(Options, title="a policy"):
             )
         if self.secure_sum == "required" and not privacy.secure_sum:
             raise _refused(f"{name} comes without secure sums, which the policy requires")
-        if self.shuffler and (privacy.secure_sum or privacy.shuffle) and terms.shuffler != self.shuffler:
+        if self.shuffler and privacy.sealed and terms.shuffler != self.shuffler:
             raise _refused(f"the shuffler is {terms.shuffler or 'unnamed'}, not the policy's {self.shuffler}")
         if self.privacy is None or (not adds_noise(agreed.method) and name in self.methods):
             return
@@ -255,8 +250,7 @@ class Site:
         privacy = agreed.privacy
         if Terms.of(method, privacy, **terms.model_dump(exclude={"method", "privacy"})) != terms:
             raise _refused(f"the terms leave settings of {method.name} out, or call it by another name")
-        sealed = privacy.secure_sum or privacy.shuffle
-        if terms.shuffler != shuffler or (sealed and not shuffler and not self.simulated):
+        if terms.shuffler != shuffler or (privacy.sealed and not shuffler and not self.simulated):
             why = f"replies go through {shuffler}, and the run's terms say {terms.shuffler or 'none'}"
             if not shuffler:
                 through = "through=ntkfl.flower.Shuffler.from_config(context)"
@@ -264,7 +258,7 @@ class Site:
                     f"this run's replies go through a shuffler, and there is no shuffler here: give reply(…, {through})"
                 )
             raise _refused(why)
-        if seeded and noisy(privacy) and not self.simulated:
+        if seeded and privacy.noisy and not self.simulated:
             raise _refused("noise that follows from a seed hides nothing: leave seed out of reply(…)")
         self.policy.check(terms, agreed)
         self._check_running_code()
@@ -334,7 +328,7 @@ class Site:
             raise _refused(f"round {round} is asked for, and the terms are for {terms.rounds} rounds")
         if past and round < past[-1].round:
             raise _refused(f"round {round} is asked for after round {past[-1].round}")
-        if not noisy(agreed.privacy):
+        if not agreed.privacy.noisy:
             if len(past) >= _EXCHANGES * terms.rounds:
                 raise _refused(f"{len(past)} questions in {terms.rounds} rounds were answered: no more are")
             return None

@@ -179,6 +179,7 @@ class Server:
         self.model, self.task, self.method, self.transport, self.test = model, task, method, transport, test
         self.clients_per_round, self.seed, self.count_attempts = clients_per_round, seed, count_attempts
         self.constant = {} if test is None else best_constant(task, test[1])
+        self.on_replies: Callable[[list[Any]], None] | None = None  # an audit hears what rounds are built from
         self._attempts = 0
         with self._drawing(0):
             self.state = ServerState(task, method)
@@ -237,7 +238,7 @@ class Server:
         with self._drawing(number):
             began, cohort = time.perf_counter(), list(self.transport.available())
             if self.seed is not None:  # else the transport found those that take part
-                cohort = [cohort[i] for i in draw_cohort(self.seed, len(cohort), self.clients_per_round, number)]
+                cohort = draw_cohort(self.seed, cohort, self.clients_per_round, number)
             outcome, traffic = self.attempt(number, cohort)
             evaluation = time.perf_counter()
             try:
@@ -295,7 +296,8 @@ class Server:
             diverged = (traffic.rejected - before).keys() == {NOT_FINITE} and not self.transport.anonymous
             why = why_rejected(traffic.rejected, traffic.reasons)
             raise (Diverged if diverged else TooFew)(f"nothing that clients sent could be used: {why}")
-        self.transport.accepted(replies)
+        if self.on_replies:
+            self.on_replies(replies)
         return replies
 
     def _record(self, number: int, cohort: Sequence[int], outcome: Outcome, traffic: Traffic) -> Record:
@@ -358,10 +360,12 @@ class Server:
         self.transport.restore(tensors)
 
 
-def draw_cohort(seed: int, count: int, size: int, round: int) -> list[int]:
-    """`size` of `count` clients, ascending, drawn for the round: the same for the same seed, and no secret."""
+def draw_cohort(seed: int, clients: Sequence[int], size: int, round: int) -> list[int]:
+    """`size` of the clients, ascending, or all where fewer are left, drawn for the round: the same for the same seed,
+    and no secret.
+    """
     rng = np.random.Generator(np.random.PCG64(derive(seed, "cohort", round)))
-    return sorted(int(i) for i in rng.choice(count, size, replace=False))
+    return sorted(clients[i] for i in rng.choice(len(clients), min(size, len(clients)), replace=False))
 
 
 def _checked(method: Method, task: Task, outcome: object) -> Outcome:

@@ -27,8 +27,8 @@ def forget(path: Path | str, who: int | str) -> Record:
     """Take a client, by number or name, out of a finished run, as if it had never taken part. The record of it.
 
     The last layer, and λ where the run chose it, are solved for again from the others' sums; the client's own are
-    deleted, and should it come back in a resumed run, it is not counted. The history's last record loses its scores,
-    which were of the old model; the record of forgetting keeps them.
+    deleted, and a resumed run draws its cohorts from the others. The history's last record loses its scores, which were
+    of the old model; the record of forgetting keeps them.
     """
     folder = RunFolder(path)
     config = folder.config()
@@ -45,7 +45,7 @@ def forget(path: Path | str, who: int | str) -> Record:
             raise ConfigError(f"no sums of client {name} are here: it was in no round, or is forgotten")
         if not shares:
             raise ConfigError(f"client {name} is the only one: without it there is no model")
-        if config.get("standardization"):
+        if (told := config.get("standardization")) and not told.get("public"):
             raise ConfigError(
                 f"inputs of {path} were standardised by all clients' sums, those of client {name} among them: "
                 "forgetting would not be exact; train again without it"

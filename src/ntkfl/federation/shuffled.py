@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ntkfl.crypto.context import bind
 from ntkfl.crypto.hpke import SEAL_BYTES, SealingKey
@@ -52,6 +52,7 @@ class RowSchema:
     header: bytes
     described: bytes
     sealed_bytes: int
+    numbers: ClassVar[int] = 0  # that are summed under masks
 
     @staticmethod
     def of(reply: Reply, round: int) -> RowSchema:
@@ -139,10 +140,11 @@ class ShuffledTransport(Transport):
     def __init__(self, inner: Transport, task: Task, method: Method, federation: str, run: str) -> None:
         self.inner, self.task, self.method, self.federation, self.run = inner, task, method, federation, run
         self.opener = SealingKey.generate()
+        self.key, self.present = BatchKey(0, 0), list[int]()  # of the round's next exchange; clients that have answered
         self._summed: dict[str, Any] = {}  # of the round's secure sum, for its record
 
     @abstractmethod
-    def mix(self, question: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
+    def mix(self, key: BatchKey, question: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
         """The clients' rows in answer to the question, sealed to `opener`'s public key, as the shuffler gives them."""
 
     def schema(self, question: Message, clients: int) -> RowSchema | SumSchema:
@@ -159,10 +161,8 @@ class ShuffledTransport(Transport):
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         """With a new key, so that rows of another round cannot be opened in this one."""
         self.opener, self._summed = SealingKey.generate(), {}
+        self.key, self.present = BatchKey(round, 0), list(cohort)
         self.inner.begin(round, cohort)
-
-    def accepted(self, replies: Sequence[Reply]) -> None:
-        self.inner.accepted(replies)
 
     def end(self) -> None:
         self.opener = SealingKey.generate()  # nothing opens the round's rows any more
@@ -178,7 +178,8 @@ class ShuffledTransport(Transport):
         """The rows that could be opened, joined into messages; or the one reply that a secure sum's total makes."""
         if not isinstance(question, Message):
             raise ConfigError(f"{self.method.name} tells clients apart, which the shuffler is there to prevent")
-        mixed = self.mix(question, cohort, traffic)
+        key, self.key = self.key, BatchKey(self.key.round, self.key.exchange + 1)
+        mixed = self.mix(key, question, cohort, traffic)
         traffic.uplink[self.method.replies[question.kind].kind] += mixed.sent
         where = (self.opener, self.federation, self.run, mixed.announced)
         if isinstance(mixed.schema, SumSchema):
@@ -209,7 +210,6 @@ class LocalShuffler(ShuffledTransport):
     def __init__(self, inner: Transport, task: Task, method: Method, rows: int, seed: int = 0) -> None:
         super().__init__(inner, task, method, "simulation", "simulation")
         self.rows, self.seed = rows, seed
-        self._key, self._present = BatchKey(0, 0), frozenset[int]()
         self._shuffler = BatchStore(floor=LEAST_CLIENTS)
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
@@ -219,10 +219,9 @@ class LocalShuffler(ShuffledTransport):
                 f"a shuffler hides nobody among {len(cohort)}: at least {LEAST_CLIENTS} clients per round are needed"
             )
         super().begin(round, cohort)
-        self._key, self._present = BatchKey(round, 0), frozenset(cohort)
         self._shuffler = BatchStore(floor=LEAST_CLIENTS)
 
-    def mix(self, question: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
+    def mix(self, key: BatchKey, question: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
         """A client whose rows the shuffler refuses in the first exchange loses them, and is as if absent; in a later
         one the round fails, as a shuffler then releases nothing.
         """
@@ -230,29 +229,26 @@ class LocalShuffler(ShuffledTransport):
         messages = self.inner.exchange(question, cohort, sent)
         traffic.downlink += sent.downlink
         traffic.client_seconds += sent.client_seconds
-        key, self._key = self._key, BatchKey(self._key.round, self._key.exchange + 1)
         announced = Announced.of(key, bind("simulation", *key))  # in the place of an announcement's digest
         schema = self.schema(question, len(cohort))
-        numbers = schema.numbers if isinstance(schema, SumSchema) else 0
-        sizes = schema.rows(self.rows), schema.sealed_bytes
-        self._shuffler.open(Batch(key, len(cohort), *sizes, LEAST_CLIENTS, numbers), announced.digest)
-        kind, taken, size = self.method.replies[question.kind], set[int](), 0
+        sizes = schema.rows(self.rows), schema.sealed_bytes, LEAST_CLIENTS, schema.numbers
+        self._shuffler.open(Batch(key, len(cohort), *sizes), announced.digest)
+        kind, taken, size = self.method.replies[question.kind], list[int](), 0
         for number, message in zip(cohort, messages, strict=True):
-            if number not in self._present:
+            if number not in self.present:
                 continue
             reply = kind(message.arrays, message.halves)
             try:
                 body = self._sealed(number, reply, question, schema, announced)
-                seed = body[:SEED_BYTES] if numbers else b""
-                rows = unpack_rows(body[len(seed) :])[1]
-                self._shuffler.submit(str(number), announced, rows, *([seed] if numbers else []))
-                taken.add(number)
+                seed = body[:SEED_BYTES] if schema.numbers else b""
+                self._shuffler.submit(str(number), announced, unpack_rows(body[len(seed) :])[1], seed or None)
+                taken.append(number)
                 size += len(body)
             except NTKFLError:  # a reply that does not split or sum as it should, or that the shuffler refuses
                 rows_lost = len(rows_of(kind, message))
                 traffic.reject(MALFORMED, rows_lost, "arrays of other names, types or shapes than this round's")
-        self._present = frozenset(taken) if key.exchange == 0 else self._present
-        if len(taken) < LEAST_CLIENTS or taken != self._present:
+        self.present = taken if key.exchange == 0 else self.present
+        if len(taken) < LEAST_CLIENTS or taken != self.present:
             self._shuffler.discard(key)
             why = f"{traffic.rejected[MALFORMED]} rows were {MALFORMED} ({traffic.reasons.get(MALFORMED, 'none came')})"
             raise TooFew(

@@ -9,7 +9,6 @@ import copy
 import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +17,6 @@ import torch
 from torch import nn
 
 from ntkfl.data import NAMES, Federated
-from ntkfl.data.moments import Standardization
 from ntkfl.devices import find_device
 from ntkfl.errors import ConfigError, ModelError, NumericalError
 from ntkfl.federation.byzantine import Byzantine
@@ -182,12 +180,12 @@ class Simulation:
                 f"clients_per_round must be from 1 to all {len(clients)} clients, not {clients_per_round}"
             )
         method = fitted(method, model, data.output_dim, cohort == len(clients))
-        if data.standardization is not None and privacy.hides_clients:
+        if data.standardization and not data.standardization.public and (privacy.sealed or privacy.noisy):
             raise ConfigError(
                 "standardising tells the server each client's mean and deviation, which these settings would hide: "
-                "leave standardize out, or scale inputs by public numbers"
+                "give public numbers as --set 'data.mean=[…]' --set 'data.std=[…]' (in Python: standardized(mean, std))"
             )
-        if privacy.epsilon is not None and not data.classes_declared:
+        if privacy.noisy and not data.classes_declared:
             raise ConfigError(
                 "differential privacy needs the classes to be declared: collected from the labels, they tell which "
                 'labels occur; give them as --set \'data.classes=["a", "b"]\' (in Python: from_file(…, classes=…))'
@@ -223,13 +221,13 @@ class Simulation:
             xs, ys = zip(*(held.client(i) for i in range(len(held))), strict=True)
             task.validation = local.place((torch.cat(xs), torch.cat(ys)))
         transport: Transport = local
-        if privacy.shuffle or privacy.secure_sum:
+        if privacy.sealed:
             from ntkfl.federation.shuffled import LocalShuffler  # sealing is an extra: only shuffled runs need it
 
             transport = LocalShuffler(local, task, method, local.rows, seed)
-        noise_is_new = privacy.epsilon is not None and not repeatable
+        new_noise = privacy.noisy and not repeatable
         self.server = Server(
-            model, task, method, transport, test, clients_per_round=cohort, seed=seed, count_attempts=noise_is_new
+            model, task, method, transport, test, clients_per_round=cohort, seed=seed, count_attempts=new_noise
         )
 
     def run(
@@ -273,7 +271,7 @@ class Simulation:
         noise protects records, nothing exact about training data is among it: no client's name, no number of samples,
         no digest of the data.
         """
-        data, exact, described = self.data, self.privacy.epsilon is None, dict(settings or {})
+        data, exact, described = self.data, not self.privacy.noisy, dict(settings or {})
         if settings is None:
             found = self.all_data.describe() | {"fingerprint": self.all_data.fingerprint()}
             hidden = () if exact else ("samples", "fingerprint")
@@ -305,7 +303,7 @@ class Simulation:
             "names": {kind: listed for kind, listed in names.items() if listed},
             # The trained model needs it for whatever inputs come later.
             "standardization": data.standardization
-            and Standardization.of(data.standardization).model_dump(mode="json"),
+            and data.standardization.model_dump(mode="json", exclude_defaults=True),
         }
         described |= {"rounds": rounds, "stop_at": stop_at, "shape": shape}
         described |= {"method": describe_method(self.method), "promises": self._promises(rounds)}
@@ -316,7 +314,7 @@ class Simulation:
         failed rounds counted; whether replies are summed under masks; `floor`, fewest clients whose replies are
         released; what each role sees; and which samples no guarantee is for.
         """
-        found = [asdict(one) for one in guarantees(self.method, self.task, rounds + self.task.failed_rounds)]
+        found = guarantees(self.method, self.task, rounds + self.task.failed_rounds)
         test = plural(len(self.data.test[1]), "test sample")
         drawn = ", a random part of the file's rows" if "test" in self.data.description else ""
         held = f" and {self.hold_out} held-out clients" if self.hold_out else ""
@@ -409,7 +407,7 @@ def sum_promise(privacy: Privacy) -> str:
 def _sees(method: Method, privacy: Privacy) -> dict[str, str]:
     """By role, in the order of what it sees."""
     reply = " and ".join(_SENT[kind] for kind in sorted(kinds_of(method)))
-    if not (privacy.secure_sum or privacy.shuffle):
+    if not privacy.sealed:
         return {"aggregator": f"{reply}, under the client's name", "others": "the model"}
     aggregator, sealed = f"{reply}, without senders", "sealed rows, equally many of each client"
     if privacy.secure_sum:

@@ -11,16 +11,16 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
+
+import torch
 
 from ntkfl.data import Federated
 from ntkfl.errors import ConfigError
-from ntkfl.federation.client import Answer, Batch, Client, FeatureCache, from_system, honest, seeded
+from ntkfl.federation.client import Answer, Batch, Client, FeatureCache, equal_rows, from_system, honest, seeded
 from ntkfl.methods import Method, State, Task
 from ntkfl.methods.base import Outgoing
-from ntkfl.methods.replies import Reply
 from ntkfl.privacy.projection import RunSecret
-from ntkfl.privacy.settings import equal_rows
 from ntkfl.wire import Message
 
 
@@ -62,9 +62,6 @@ class Transport:
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         """A round with these clients begins."""
 
-    def accepted(self, replies: Sequence[Reply]) -> None:
-        """What validation left of an exchange's replies."""
-
     def end(self) -> None:
         """The round is over."""
 
@@ -78,19 +75,6 @@ class Transport:
 
     def restore(self, tensors: State) -> None:
         """Go on from a checkpoint, which may hold more than is ours."""
-
-
-class Listener(Protocol):
-    """Hears every message of a simulation, byte for byte, and who sent it: an audit scores its attacks by that."""
-
-    def asked(self, question: Outgoing, cohort: Sequence[int]) -> None:
-        """What the server asks these clients."""
-
-    def sent(self, client: int, message: Message) -> None:
-        """What a client replies, before any shuffler."""
-
-    def answered(self, replies: Sequence[Reply]) -> None:
-        """As the aggregator has them."""
 
 
 class LocalTransport(Transport):
@@ -116,7 +100,7 @@ class LocalTransport(Transport):
         self.repeatable, self.features = repeatable, features
         self.respond: Answer = honest
         self.byzantine: frozenset[int] | None = None
-        self.listener: Listener | None = None
+        self.forgotten: list[int] = []  # nobody asks them again
         self.secret = RunSecret.simulated(seed)
         self.projection = task.privacy.make_projection(self.secret, fed.input_shape)
         self.rows = equal_rows(fed.sizes, task.privacy.subsample_rate)
@@ -151,28 +135,25 @@ class LocalTransport(Transport):
         return x, y.to(like.device, like.dtype if y.is_floating_point() else y.dtype)
 
     def available(self) -> Sequence[int]:
-        """All of them: simulated clients never sleep."""
-        return range(len(self.fed))
+        """All but forgotten ones: simulated clients never sleep."""
+        return [client for client in range(len(self.fed)) if client not in self.forgotten]
 
     def begin(self, round: int, cohort: Sequence[int]) -> None:
         self._cohort = cohort
-        self._standardizes = round == 1 and self.fed.standardization is not None
+        to = self.fed.standardization
+        self._standardizes = round == 1 and to is not None and not to.public
 
     def exchange(self, question: Outgoing, cohort: Sequence[int], traffic: Traffic) -> list[Message]:
         """One client after another, in this thread: results do not depend on how many cores there are."""
         began, received = time.perf_counter(), list[Message]()
         if self._standardizes:
             self._count_moments(traffic)
-        if self.listener:
-            self.listener.asked(question, cohort)
         # All clients receive the same bytes, unless each has a question of its own: decoding once stands for all.
         common = _crossed(question) if isinstance(question, Message) else None
         for number in cohort:
             asked, sent = common or _crossed(question[number])  # type: ignore[index]  # one for each
             traffic.downlink[asked.kind] += sent
             reply = self[number].answer(asked)
-            if self.listener:
-                self.listener.sent(number, reply)
             answer, sent = _crossed(reply)
             traffic.uplink[reply.kind] += sent
             received.append(answer)
@@ -181,16 +162,12 @@ class LocalTransport(Transport):
 
     def _count_moments(self, traffic: Traffic) -> None:
         """What standardising inputs took: moments from every client, and mean and std back."""
-        moments, self._standardizes = self.fed.standardization, False
-        assert moments is not None
-        sums = {"samples": moments.samples, "sums": moments.sums, "squares": moments.squares}
-        back = {"mean": moments.mean, "std": moments.std}
+        assert self.fed.standardization is not None
+        self._standardizes, numbers = False, torch.tensor(self.fed.standardization.mean, dtype=torch.float64)
+        sums = {"samples": numbers[0], "sums": numbers, "squares": numbers}  # sizes count, not values
+        back = {"mean": numbers, "std": numbers}
         traffic.uplink["moments"] += len(Message("sums", 0, sums).encode()) * len(self.fed)
         traffic.downlink["moments"] += len(Message("weights", 0, back).encode()) * len(self.fed)
-
-    def accepted(self, replies: Sequence[Reply]) -> None:
-        if self.listener:
-            self.listener.answered(replies)
 
     def end(self) -> None:
         """Let go of the cohort's samples: memory stays that of one round, however many clients there are."""
@@ -199,8 +176,9 @@ class LocalTransport(Transport):
         self._cohort = ()
 
     def notes(self, cohort: Sequence[int]) -> dict[str, Any]:
-        """Which of the cohort were Byzantine, where some clients are."""
-        return {} if self.byzantine is None else {"byzantine": [c for c in cohort if c in self.byzantine]}
+        """Which of the cohort were Byzantine, where some clients are; and who was forgotten, and is in no cohort."""
+        cheated = {} if self.byzantine is None else {"byzantine": [c for c in cohort if c in self.byzantine]}
+        return cheated | ({"forgotten": self.forgotten} if self.forgotten else {})
 
     def checkpoint(self) -> State:
         """What clients keep between rounds."""
@@ -208,7 +186,8 @@ class LocalTransport(Transport):
         return {f"client/{number}/{name}": t for number, memory in kept.items() for name, t in memory.items()}
 
     def restore(self, tensors: State) -> None:
-        """Give clients back what `checkpoint` took; tensors of other names are left alone."""
+        """Give clients back what `checkpoint` took, and take in who was forgotten since."""
+        self.forgotten = tensors.get("state/forgotten", torch.empty(0)).tolist()
         for key, t in tensors.items():
             if key.startswith("client/"):
                 _, number, name = key.split("/", 2)

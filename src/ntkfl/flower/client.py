@@ -19,7 +19,7 @@ from ntkfl.crypto.context import bind
 from ntkfl.data.own import Array, Pair, TorchData, read_source
 from ntkfl.errors import ConfigError, DataError, ModelError, Refused
 from ntkfl.federation.client import Client, Draws, seeded, seeded_torch, split_frozen
-from ntkfl.federation.policy import Agreed, Site, Terms, noisy
+from ntkfl.federation.policy import Agreed, Site, Terms
 from ntkfl.flower.messages import NOTES, Notes, content, digest, needs_shuffler, note, payload_of
 from ntkfl.methods import State, Task
 from ntkfl.models.backbone import outputs_of
@@ -90,15 +90,15 @@ def reply(
             """The reply's bytes: for the server, or sealed for the shuffler."""
             x, y = _placed(*read_source("this client's data", data, None, batch), fitted, agreed, terms, through)
             # Where noise is real, features are not cached: a batch of samples is rounded together.
-            private = noisy(privacy) and seed is None
+            private = privacy.noisy and seed is None
             trained, features = (fitted, None) if private else split_frozen(fitted, privacy)
             x = x if features is None else features(x)
             task = Task(trained, terms.outputs, method.loss, label_smoothing=method.label_smoothing, privacy=privacy)
             task.example, task.one_by_one = (torch.zeros_like(x[:1]), torch.zeros_like(y[:1])), private
-            memory = ContextMemory(context, (asked.round, exchange))
-            kept, rows = memory.before(), None if through is None else through.rows(agreed)
+            at, rows = (asked.round, exchange), None if through is None else through.rows(agreed)
+            kept = _remembered(context, at)
             found = Client(number, task, method, lambda: (x, y), drawn, memory=kept, rows=rows).answer(asked)
-            memory.keep(kept)
+            _remember(context, at, kept)
             return found.encode() if through is None else through.seal(found, method, task, randomness)
 
         # What a user's own code draws from torch follows from the round: a loader that shuffles reads the same samples
@@ -171,30 +171,24 @@ def _keyed(key: bytes, number: int) -> Draws:
     return draws
 
 
-class ContextMemory:
-    """What a client keeps between rounds, in `context.state`: as it was after earlier rounds, and after each question
-    of this one. A question `at` (round, exchange) that comes again finds what it found at first.
+def _remembered(context: Context, at: tuple[int, int]) -> State:
+    """What this client kept between rounds, as it was before the question `at` (round, exchange): one that comes again
+    finds what it found at first.
     """
+    steps = _memories(context)
+    past = [step for step in steps if step < at]
+    return dict(context.state.array_records[steps[max(past)]].to_torch_state_dict()) if past else {}
 
-    def __init__(self, context: Context, at: tuple[int, int]) -> None:
-        self.records, self.at, self.steps = context.state, at, _memories(context)
 
-    def before(self) -> State:
-        """As it was before this question."""
-        past = [step for step in self.steps if step < self.at]
-        return dict(self.records.array_records[self.steps[max(past)]].to_torch_state_dict()) if past else {}
-
-    def keep(self, memory: State) -> None:
-        """What this question leaves behind; of earlier rounds the last state stays, and of this one all steps."""
-        round = self.at[0]
-        last = max((step for step in self.steps if step[0] < round), default=None)
-        for step, name in self.steps.items():
-            if step != last and not (round, 0) <= step < self.at:
-                del self.records[name]
-        if memory:
-            self.records[f"{_MEMORY}{round}.{self.at[1]}"] = ArrayRecord(
-                {n: t.detach().cpu() for n, t in memory.items()}
-            )
+def _remember(context: Context, at: tuple[int, int], memory: State) -> None:
+    """What the question `at` leaves behind; of earlier rounds the last state stays, and of this one all steps."""
+    steps, (round, exchange) = _memories(context), at
+    last = max((step for step in steps if step[0] < round), default=None)
+    for step, name in steps.items():
+        if step != last and not (round, 0) <= step < at:
+            del context.state[name]
+    if memory:
+        context.state[f"{_MEMORY}{round}.{exchange}"] = ArrayRecord({n: t.detach().cpu() for n, t in memory.items()})
 
 
 def _memories(context: Context) -> dict[tuple[int, ...], str]:

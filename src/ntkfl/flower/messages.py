@@ -57,7 +57,7 @@ def note(message: Message, name: str, kind: type[_Value]) -> _Value:
 
 def needs_shuffler(privacy: Privacy) -> bool:
     """Whether replies go past the server, or inputs are projected by what the key server alone tells clients."""
-    return privacy.shuffle or privacy.secure_sum or privacy.projected_dim is not None
+    return privacy.sealed or privacy.projected_dim is not None
 
 
 def digest(model: nn.Module, method: Method) -> str:

@@ -135,8 +135,6 @@ class FlowerShuffler(ShuffledTransport):
         self.signer = self.peers.load_key(through.folder, "aggregator")
         self.shuffler = ShufflerClient(through.folder, self.peers, self.signer, run)
         self.floor = self.peers.round.least
-        self._key = BatchKey(0, 0)
-        self._present: list[int] = []  # nodes that are asked in the round's next exchange
 
     def available(self) -> Sequence[int]:
         """The nodes of Flower's sample; `TooFew` unless they are exactly as many as all roles have agreed on."""
@@ -152,30 +150,28 @@ class FlowerShuffler(ShuffledTransport):
         """A round that fails is tried again under the next number of the protocol: nothing is asked twice."""
         super().begin(round, cohort)
         try:
-            self._key = BatchKey(self.shuffler.begin(self.terms.digest), 0)
+            self.key = BatchKey(self.shuffler.begin(self.terms.digest), 0)
         except Refused as refused:
             raise TooFew(f"the shuffler: {refused}") from None
-        self._present = list(cohort)
 
-    def mix(self, message: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
+    def mix(self, key: BatchKey, message: Message, cohort: Sequence[int], traffic: Traffic) -> Mixed:
         """Announce the exchange to the shuffler, ask the nodes through Flower, and fetch what they have sent.
 
         The order matters: clients answer the announcement that the shuffler holds, so none can be asked another thing.
         A refusal of the shuffler's costs the round, and the run goes on.
         """
-        key, self._key = self._key, BatchKey(self._key.round, self._key.exchange + 1)
         agreed, schema = self.peers.round, self.schema(message, self.peers.round.clients)
-        least, numbers = max(agreed.least, self.terms.min_clients), getattr(schema, "numbers", 0)
-        batch = Batch(key, agreed.clients, schema.rows(agreed.rows), schema.sealed_bytes, least, numbers)
+        least = max(agreed.least, self.terms.min_clients)
+        batch = Batch(key, agreed.clients, schema.rows(agreed.rows), schema.sealed_bytes, least, schema.numbers)
         payload = message.encode()
         digest = hashlib.sha256(payload).hexdigest()
         head = Head(self.run, batch, self.opener.public.hex(), self.terms.digest, digest)
         signed = head.sign(self.signer, self.federation)
         announced, question = Announced.of(key, signed), Question.pack(signed, payload)
-        traffic.downlink[message.kind] += len(question) * len(self._present)
+        traffic.downlink[message.kind] += len(question) * len(self.present)
         try:
             self.shuffler.publish(signed)
-            receipts = self.flower.ask(question, self._present, traffic)
+            receipts = self.flower.ask(question, self.present, traffic)
             good = [node for node, receipt in receipts.items() if self._holds(node, receipt, announced, traffic)]
             rows, masks = self.shuffler.release(announced, batch)
         except (TooFew, Refused) as error:
@@ -183,7 +179,7 @@ class FlowerShuffler(ShuffledTransport):
                 self.shuffler.discard(key)
             raise TooFew(f"the shuffler: {error}; {why(traffic) or 'do two nodes share a folder?'}") from None
         if key.exchange == 0:  # where a receipt was lost on its way, all are asked, and who did not answer is refused
-            self._present = good if len(good) * batch.max_rows == len(rows) else list(cohort)
+            self.present = good if len(good) * batch.max_rows == len(rows) else list(cohort)
         with suppress(Refused):  # what is left goes when the next batch opens
             self.shuffler.discard(key)
         return Mixed(rows, schema, announced, sum(map(len, rows)), masks)

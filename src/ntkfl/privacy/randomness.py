@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ntkfl.crypto.context import Secret, bind
 from ntkfl.errors import ConfigError
 
-Purpose = Literal["noise", "batches", "quantisation", "dropout", "rounding", "lies", "moments", "labels", "samples"]
+Purpose = Literal["noise", "batches", "quantisation", "dropout", "rounding", "moments", "labels", "samples"]
 Words = NDArray[np.uint64]
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -28,6 +28,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,23 +51,6 @@ _ADDED = "a record is added or removed: a replaced one is two such changes"
 
 
 # What releases are worth
-
-
-@dataclass(frozen=True)
-class Guarantee:
-    """(ε, δ)-differential privacy of a record (the `unit`) against those who see what `against` says."""
-
-    epsilon: float
-    delta: float
-    against: str
-    assumptions: tuple[str, ...]
-    simulated: bool = True
-    unit: str = "record"
-
-    def __str__(self) -> str:
-        size = "no finite ε" if math.isinf(self.epsilon) else f"ε = {self.epsilon:.3g}"
-        of = " (simulated)" if self.simulated else ""
-        return f"{size}{of} at δ = {self.delta:.0e} for a {self.unit}, against {self.against}"
 
 
 def concentrated(change: float, sigma: float, clients: int, numbers: int) -> float:
@@ -115,22 +99,24 @@ def budget(epsilon: float, delta: float, parts: tuple[Release, ...] = ((1.0, 1),
 
 
 def guarantee(
-    releases: Sequence[Release],
-    delta: float,
-    *,
-    clients: int,
-    against: str,
-    secure: bool,
-    rate: float = 1.0,
-) -> Guarantee:
-    """(ε, δ) of a record in a simulation, of `releases`, where the noise of `clients` honest clients counts."""
+    releases: Sequence[Release], delta: float, *, clients: int, against: str, secure: bool, rate: float = 1.0
+) -> dict[str, Any]:
+    """(ε, δ) of a record in a simulation, of `releases`, `against` those who see them, where the noise of `clients`
+    honest clients counts; and what that assumes. As a run's folder keeps it.
+    """
     trust = "aggregator and shuffler do not collude" if secure else "the server sees each client's reply: it is trusted"
     honest = f"at least {clients} clients of each round are honest; others may tell their noise"
     sampled = "no credit for sampling: the client may be in every round, and cohorts are no secret"
     if rate < 1:
         sampled = f"the server draws cohorts at random, whatever came before: a client with chance {rate:.3g} at most"
-    assumptions = (SIMULATED, _ADDED, trust, honest, sampled)
-    return Guarantee(spent(releases, delta, rate), delta, against, assumptions)
+    return {
+        "epsilon": spent(releases, delta, rate),
+        "delta": delta,
+        "against": against,
+        "assumptions": (SIMULATED, _ADDED, trust, honest, sampled),
+        "simulated": True,
+        "unit": "record",
+    }
 
 
 # How wide the noise is

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -30,7 +30,6 @@ from ntkfl.privacy.sum_noise import (
     COUNT,
     GRAINS,
     ROUNDING,
-    Guarantee,
     Release,
     SumBudget,
     guarantee,
@@ -246,7 +245,7 @@ def promises(method: Method, task: Task, cohort: int, rounds: int) -> list[str]:
     ]
 
 
-def guarantees(method: Method, task: Task, rounds: int) -> list[Guarantee]:
+def guarantees(method: Method, task: Task, rounds: int) -> list[dict[str, Any]]:
     """(ε, δ) after `rounds` rounds, with their assumptions: with credit for sampling, if ε uses it, and without it."""
     privacy = task.privacy
     if not isinstance(method, NoisySums) or (budget := method.budget(task)) is None:
