@@ -18,6 +18,7 @@ from ntkfl.services.store import BatchStore, Released
 
 NAMES = ("client-a", "client-b", "client-c", "client-d")
 FLOOR = 2
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # no disk to wait for at every step
 keys = st.none() | st.builds(BatchKey, st.integers(0, 3), st.integers(0, 2))  # none: the newest batch's
 row = st.integers(0, 40).map(lambda number: b"row-%04d" % number)  # few, so that some come twice
 seldom = st.sampled_from([False, False, False, True])
@@ -48,7 +49,7 @@ def announced(batch: Batch) -> Announced:
 class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
+        self.folder = Path(tempfile.mkdtemp(dir=MEMORY))
         self.shuffler = self.start()
         self.model = Model(Batch(BatchKey(0, 0), 2, 2, 8, 2), None)
         self.answered: dict[int, set[str]] = {}  # by round, once its first exchange is released
