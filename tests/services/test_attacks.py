@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import socket
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,6 +25,7 @@ from ntkfl.services.clients import HttpClient
 from ntkfl.services.key_server import KeyServer
 from ntkfl.services.peers import RoundTerms
 from ntkfl.wire import Message
+from tests.fork_server import run
 from tests.services.federation import (
     RUN,
     TERMS,
@@ -178,8 +177,7 @@ def test_what_may_pass_by_itself_has_an_exit_code_of_its_own(tmp_path: Path) -> 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port, codes = str(taken.getsockname()[1]), []
         for folder in (tmp_path / "made" / "shuffler", tmp_path / "absent"):
-            command = [sys.executable, "-m", "ntkfl", "serve", "shuffler", str(folder), "--port", port]
-            codes.append(subprocess.run(command, capture_output=True, timeout=60).returncode)
+            codes.append(run("-m", "ntkfl", "serve", "shuffler", folder, "--port", port).returncode)
     assert codes == [75, 2]
 
 
@@ -280,8 +278,11 @@ def test_the_log_names_no_client(made: Federation) -> None:
     with pytest.raises(Refused):
         members[0].send(b"damaged")
     opened(made, aggregator, signed)
+    for connected in (aggregator.shuffler, *members):
+        connected.http._http.close()  # or it is waited for
     process = made.processes["shuffler"]
     process.stop()
-    assert "client-" not in process.output()
-    assert not any("127.0.0.1" in line for line in process.lines if not line.startswith("listening"))
-    assert "released 3 rows" in process.output()
+    said = process.output()
+    assert "client-" not in said
+    assert not any("127.0.0.1" in line for line in said.splitlines() if not line.startswith("listening"))
+    assert "released 3 rows" in said
