@@ -10,7 +10,7 @@ from ntkfl.extras import install_command
 
 PROGRAM = """
 import sys
-for name in ("cryptography", "fastapi", "uvicorn", "httpx"):
+for name in ("cryptography", "starlette", "uvicorn", "httpx"):
     sys.modules[name] = None
 import torch, ntkfl
 from ntkfl.errors import ConfigError
@@ -51,9 +51,7 @@ def test_everything_but_flower_works_without_it(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_FLOWER]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     ends = [line for line in done.stdout.splitlines() if " ended with " in line]
-    assert ends == [
-        "train ended with 0", "report ended with 0",
-    ], done.stdout + done.stderr  # fmt: skip
+    assert ends == ["train ended with 0", "report ended with 0"], done.stdout + done.stderr
     assert (tmp_path / "run" / "report.html").exists()
     assert "Traceback" not in done.stderr
 
@@ -78,7 +76,7 @@ def test_training_on_digits_imports_only_what_a_round_needs(tmp_path: Path) -> N
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, timeout=120)
     loaded = done.stdout.splitlines()[-1].split()
     unneeded = (
-        "sympy sklearn scipy torch._dynamo matplotlib PIL pandas packaging cryptography fastapi httpx sqlite3 flwr"
+        "sympy sklearn scipy torch._dynamo matplotlib PIL pandas packaging cryptography starlette httpx sqlite3 flwr"
     )
     assert not {*unneeded.split()} & {*loaded}
     assert "torch" in loaded
