@@ -22,7 +22,7 @@ from ntkfl.crypto.row_frames import Announced, BatchKey, pack_rows, seal_rows
 from ntkfl.crypto.signed import sign_request
 from ntkfl.errors import Refused
 from ntkfl.services import setup
-from ntkfl.services.announcement import Batch, Head, Question
+from ntkfl.services.announcement import Batch, Head
 from ntkfl.services.clients import HttpClient, Identity, ShufflerClient
 from ntkfl.services.peers import FILE, Peers, RoundTerms
 from tests.fork_server import Child
@@ -132,9 +132,6 @@ class Aggregator:
         return Head(batch=batch, sealing_key=self.opener.public.hex(), **values).sign(
             self.signer, self.peers.federation
         )
-
-    def question(self, signed: bytes, message: bytes = b"weights") -> bytes:
-        return Question.pack(signed, message)
 
 
 @contextmanager

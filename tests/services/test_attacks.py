@@ -20,7 +20,7 @@ from ntkfl.federation.policy import Terms
 from ntkfl.flower import Shuffler
 from ntkfl.methods import Privacy, SumNTKFL
 from ntkfl.services import setup
-from ntkfl.services.announcement import Question
+from ntkfl.services.announcement import Head, Question
 from ntkfl.services.clients import HttpClient
 from ntkfl.services.key_server import KeyServer
 from ntkfl.services.peers import RoundTerms
@@ -70,7 +70,7 @@ def row(name: str) -> list[bytes]:
 def opened(made: Federation, aggregator: Aggregator, signed: bytes) -> list[bytes]:
     """What the shuffler releases, sorted."""
     announced = Announced.of(FIRST, signed)
-    batch = Question.check(aggregator.question(signed), made.peers).head.batch
+    batch = Head.check(signed, made.peers).batch
     rows, _ = aggregator.shuffler.release(announced, batch)
     return sorted(open_row(aggregator.opener, one, made.peers.federation, RUN, announced) for one in rows)
 
@@ -129,7 +129,7 @@ def test_a_client_checks_before_it_answers(made: Federation) -> None:
 
     def heed(run: str = RUN, said: bytes = message, **changes: object) -> Message:
         signed = aggregator.head(FIRST, message, terms=terms.digest, **changes)
-        return client.heed(aggregator.question(signed, said), run, terms)
+        return client.heed(Question.pack(signed, said), run, terms)
 
     assert heed().kind == "weights"
     for changes, why in [
@@ -228,8 +228,7 @@ def test_a_revoked_client_is_out_before_the_next_batch_opens(made: Federation) -
 # -- Denial
 
 
-@pytest.mark.parametrize("status", [200, 409])
-@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+@pytest.mark.parametrize(("status", "encoding"), [(200, "identity"), (409, "gzip")])
 def test_a_service_that_never_stops_answering_fills_nobodys_memory(tmp_path: Path, status: int, encoding: str) -> None:
     (tmp_path / "ca.pem").write_bytes(setup.self_signed("s", "127.0.0.1:1")[0])
     client, sent = HttpClient("https://127.0.0.1:1", tmp_path), []

@@ -45,12 +45,6 @@ def rows_of(client: str, count: int = 2, size: int = 8) -> list[bytes]:
     return [f"{client}{i}".encode().ljust(size, b".") for i in range(count)]
 
 
-def submit_all(shuffler: BatchStore, key: BatchKey = KEY, names: tuple[str, ...] = NAMES) -> list[bytes]:
-    for name in names:
-        shuffler.submit(name, said(key), rows_of(name))
-    return [row for name in names for row in rows_of(name)]
-
-
 def on_disk(path: Path) -> bytes:
     """The state's file and all beside it."""
     return b"".join(file.read_bytes() for file in sorted(path.parent.iterdir()))
@@ -218,7 +212,8 @@ def test_a_release_log_that_does_not_fit_the_database_stops_the_service(tmp_path
     for number in (1, 2):
         key, before = BatchKey(number, 0), log.read_bytes() if log.exists() else b""
         shuffler.open(batch(key), DIGEST)
-        submit_all(shuffler, key)
+        for name in NAMES:
+            shuffler.submit(name, said(key), rows_of(name))
         shuffler.release(key)
         shuffler.discard(key)
     shuffler.close()
