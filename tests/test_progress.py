@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable
 from functools import partial
 
@@ -11,11 +10,6 @@ import pytest
 from ntkfl.federation import simulation
 from ntkfl.federation.simulation import Progress
 from ntkfl.progress import ProgressBar, span
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 class Clock:
