@@ -23,8 +23,7 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Each of these starts a dozen processes: one after the other on one worker, beside which the other workers do the rest.
-CROWDS = ("tests/flower/test_shuffled.py", "tests/examples/test_examples.py")
+LONGEST = ("tests/golden/", "tests/flower/test_shuffled.py")
 
 
 def pytest_report_header() -> str:
@@ -49,16 +48,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if {"browser", "open_page"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("browser")
-    items.sort(key=lambda item: not item.nodeid.startswith(CROWDS))
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    from xdist.scheduler import LoadScopeScheduling
+    """A file's tests on one worker."""
+    from xdist.scheduler import LoadFileScheduling
 
-    class ByFile(LoadScopeScheduling):
-        """A file's tests on one worker, and those of all crowds."""
-
-        def _split_scope(self, nodeid: str) -> str:
-            return "crowds" if nodeid.startswith(CROWDS) else nodeid.split("::", 1)[0]
-
-    return ByFile(config, log)
+    return LoadFileScheduling(config, log)

@@ -370,33 +370,31 @@ def services(scratch: Path) -> Iterator[Target]:
             values = {"signature": data.hex()}
         assert open_run_secret(values, opener, signer.public, *names, "client-0").reveal() == bytes(32)
 
-    def state(path: Path) -> None:
-        own = path.with_name(f"state-{next(numbers)}.sqlite")  # a failure's connection keeps the lock of its file
-        own.touch(0o600)
-        own.write_bytes(path.read_bytes())
-        store = BatchStore(own, run="f/r")
-        try:
-            store.submit("b", said, [b"efgh"])
-            assert sorted(store.release(key).rows) == [b"abcd", b"efgh"]
-        finally:
-            store.close()
-            for left in path.parent.glob(f"{own.stem}*"):
-                left.unlink()
-
-    numbers = count()
-    kept = scratch / "shuffler.sqlite"
+    kept, said_there, numbers = scratch / "shuffler.sqlite", Announced.of(key, b"signed"), count()
     store = BatchStore(kept, run="f/r")
-    said_there = Announced.of(key, b"signed")
     store.open(Batch(key, 2, 1, 4, 2), said_there.digest)
     store.submit("a", said_there, [b"abcd"])
     store.close()
+
+    def state(data: bytes) -> None:
+        path = scratch / f"state-{next(numbers)}.sqlite"  # a failure's connection keeps the lock of its file
+        path.touch(0o600)
+        path.write_bytes(data)
+        store = BatchStore(path, run="f/r")
+        try:
+            store.submit("b", said_there, [b"efgh"])
+            assert sorted(store.release(key).rows) == [b"abcd", b"efgh"]
+        finally:
+            store.close()
+            for left in scratch.glob(f"{path.stem}*"):
+                left.unlink()
+
     yield Target("rows forged", framed, rows, repair=crc_again)
     yield Target("question", questions, question)
     yield Target("announcement signed", announced, announcement, repair=signed_again)
     yield Target("credential payload", [credential.payload()], payload, document_twisted)
     yield Target("sealed run secret", [seed], run_secret, document_twisted)
-    said = said_there
-    yield Target("shuffler state", [kept.read_bytes()], file(kept, state))
+    yield Target("shuffler state", [kept.read_bytes()], state)
 
 
 RUN = {"rounds": 2, "clients_per_round": 2, "data": {"dataset": "digits", "clients": 4}, "model": {"hidden": [3]}}

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable
 
 import pytest
 
 from ntkfl.federation.simulation import Progress
 from ntkfl.progress import ProgressBar, span
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 class Clock:

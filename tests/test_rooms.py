@@ -13,7 +13,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = {"ntkfl": ROOT / "src" / "ntkfl", "ntkfl_experiments": ROOT / "experiments" / "src" / "ntkfl_experiments"}
-BELOW: tuple[str, ...] = ()  # rooms inside a room
 
 
 def modules() -> dict[str, Path]:
@@ -59,8 +58,7 @@ def room(module: str) -> str:
     package, *parts = module.split(".")
     if package == "ntkfl_experiments":
         return "experiments"
-    inner = "/".join(parts[:2])
-    return inner if inner in BELOW else parts[0] if parts else ""
+    return parts[0] if parts else ""
 
 
 def picture() -> dict[str, int]:

@@ -6,9 +6,9 @@ protocol that reads it no longer is another version.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +106,6 @@ def test_receipts_are_the_shufflers_for_one_announcement(vectors: dict[str, Any]
 
 def test_the_decoder_shares_no_code_with_the_package() -> None:
     text = Path(decoder.__file__).read_text()
-    roots = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            roots |= {name.name.split(".")[0] for name in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            roots.add((node.module or ".").split(".")[0])
-    assert not roots & {"ntkfl", "ntkfl_experiments", "tests", "numpy", "torch", "."}
+    roots = set(re.findall(r"^\s*(?:from|import) (\w*)", text, re.MULTILINE))
+    assert not roots & {"ntkfl", "ntkfl_experiments", "tests", "numpy", "torch", ""}
     assert len(text.splitlines()) <= 300

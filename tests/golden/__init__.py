@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +32,6 @@ def read(name: str) -> dict[str, Any]:
     return json.loads((FOLDER / f"{name}.json").read_text())
 
 
-@contextmanager
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def play(run: dict[str, Any], perturbation: float = 0.0) -> Rounds:
     """The run's rounds, from first weights w (1 ± perturbation) with signs drawn for each."""
     data = ntkfl.data.load(run["dataset"])
@@ -59,7 +47,11 @@ def play(run: dict[str, Any], perturbation: float = 0.0) -> Rounds:
             w.mul_(1 + perturbation * (2 * torch.randint(2, w.shape) - 1))
     how = {"rounds": ROUNDS, "clients_per_round": run["clients_per_round"], "seed": run["seed"]}
     how |= {"privacy": privacy, "robust": robust}
-    with two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
         history = ntkfl.train(model, fed, method, **how, callbacks=[]).history
+    finally:
+        torch.set_num_threads(before)
     shown = ("test_accuracy", "test_loss", "uplink_bytes", "downlink_bytes")
     return [[record[name] for name in shown] for record in history]

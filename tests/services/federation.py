@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import signal
 import ssl
-import subprocess
-import sys
-import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -25,9 +22,10 @@ from ntkfl.crypto.row_frames import Announced, BatchKey, pack_rows, seal_rows
 from ntkfl.crypto.signed import sign_request
 from ntkfl.errors import Refused
 from ntkfl.services import setup
-from ntkfl.services.announcement import Batch, Head, Question
+from ntkfl.services.announcement import Batch, Head
 from ntkfl.services.clients import HttpClient, Identity, ShufflerClient
 from ntkfl.services.peers import FILE, Peers, RoundTerms
+from tests.fork_server import Child
 
 RUN, TERMS, ROW_BYTES = "run-1", "ab" * 32, 10
 
@@ -42,43 +40,30 @@ def refusal(reason: str) -> Iterator[None]:
 class Process:
     """`python ARGUMENTS`, once it listens at `url`; `output()` is all that it ever said, on both streams."""
 
-    def __init__(self, *arguments: str | Path) -> None:
-        command = [sys.executable, *map(str, arguments)]
-        environment = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=environment)
-        self.pid, self.lines, self.url = self._process.pid, list[str](), ""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.lines.append(line.rstrip("\n"))
-            if found := re.fullmatch(r"listening (https://\S+) service=\S+", self.lines[-1]):
-                self.url = found[1]
-                break
-        if not self.url:
-            self.stop(signal.SIGKILL)
-            raise AssertionError(f"{command} does not listen:\n{self.output()}")
-        self._reader = threading.Thread(target=self.lines.extend, args=(self._process.stdout,), daemon=True)
-        self._reader.start()
+    def __init__(self, log: Path, *arguments: str | Path) -> None:
+        self._log = log
+        with log.open("w") as both:
+            self._child = Child(arguments, both.fileno(), both.fileno())
+        while not (found := re.search(r"^listening (https://\S+) service=\S+$", self.output(), re.MULTILINE)):
+            assert self._child.poll() is None, f"{arguments} does not listen:\n{self.output()}"
+            time.sleep(0.02)
+        self.url = found[1]
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End it, and read what it still had to say."""
-        if self._process.poll() is None:
-            self._process.send_signal(number)
-            self._process.wait(20)
-            if self.url:
-                self._reader.join(5)
+        self._child.send_signal(number)
+        self._child.wait(20)
 
     def kill(self) -> None:
         """As `kill -9` does."""
         self.stop(signal.SIGKILL)
 
     def output(self) -> str:
-        return "\n".join(self.lines)
+        return self._log.read_text()
 
 
 @dataclass
 class Federation:
-    """Folders and processes; `restart` gives the shuffler another process at the same address."""
+    """Folders and processes."""
 
     folder: Path
     peers: Peers
@@ -86,15 +71,14 @@ class Federation:
     processes: dict[str, Process] = field(default_factory=dict)
 
     def start(self, role: str) -> Process:
-        """Of "shuffler" or "key-server"; wherever it listens, `federation.toml` of all roles says so."""
-        known = re.search(r":(\d+)$", getattr(self.peers, role.replace("-", "_")).url)
-        port = known[1] if known and role in self.processes else "0"
-        process = Process("-m", "ntkfl", "serve", role, self.folder / role, "--port", port)
+        """Of "shuffler" or "key-server", again at the address that it had; `federation.toml` of all roles has it."""
+        name = role.replace("-", "_")
+        peer = getattr(self.peers, name)
+        port = peer.url.rpartition(":")[2] if role in self.processes else "0"
+        process = Process(self.folder / f"{role}.log", "-m", "ntkfl", "serve", role, self.folder / role, "--port", port)
         self.stack.callback(process.kill)
         self.processes[role] = process
-        name = role.replace("-", "_")
-        moved = getattr(self.peers, name).model_copy(update={"url": process.url})
-        self.peers = self.peers.model_copy(update={name: moved})
+        self.peers = self.peers.model_copy(update={name: peer.model_copy(update={"url": process.url})})
         for file in self.folder.rglob(FILE):
             self.peers.write(file.parent)
         return process
@@ -148,9 +132,6 @@ class Aggregator:
         return Head(batch=batch, sealing_key=self.opener.public.hex(), **values).sign(
             self.signer, self.peers.federation
         )
-
-    def question(self, signed: bytes, message: bytes = b"weights") -> bytes:
-        return Question.pack(signed, message)
 
 
 @contextmanager
