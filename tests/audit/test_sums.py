@@ -147,6 +147,15 @@ def test_of_a_secure_sum_the_total_alone_is_attacked(found: dict[tuple[str, str]
     assert private == f"{together} ε counts on the two not colluding and does not hold against them."
 
 
+def test_what_losses_alone_do_not_tell_is_no_proof(found: dict[tuple[str, str], Finding], heard: Capture) -> None:
+    """Where the first layer is not linear, attacks on sums do not apply, and a verdict says so."""
+    assert "losses alone" not in verdicts(heard, [*found.values()])["aggregator"]
+    by_loss = replace(
+        next(iter(found.values())), recovers="who was trained on", attack="membership by loss", role="aggregator"
+    )
+    assert verdicts(heard, [by_loss])["aggregator"].endswith("attacks on sums need a linear first layer.")
+
+
 @pytest.mark.parametrize("round", [1, 2])
 def test_a_private_sum_is_read_as_a_gradient(round: int) -> None:
     """With next to no noise and a clip that binds nobody it is the cohort's gradient, with the whitening taken back."""

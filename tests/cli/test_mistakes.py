@@ -83,7 +83,7 @@ MISTAKES: dict[str, list[Mistake]] = {
         Mistake(f"ntkfl train {DIGITS} --method fedavg --private", ("not fedavg", "add --method private-sums")),
         Mistake(f"ntkfl train {DIGITS} --method ntk-fl --secure-sum", ("ntk-fl", "secure_sum", "leave it out")),
         Mistake(f"ntkfl train {DIGITS} --out runs", ("runs is not empty", "choose another folder")),
-        Mistake(f"ntkfl train {DIGITS} --method fedavg --set lr=1e30", ("diverged", "take shorter steps (lr")),
+        Mistake(f"ntkfl train {DIGITS} --method fedavg --set lr=1e30", ("diverged", "a smaller lr")),
         Mistake("ntkfl new 2-sites", ("'2-sites'", "a letter first")),
     ],
     "In a file of settings": [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -205,3 +206,15 @@ def test_held_out_clients_are_not_asked_however_many_a_round_asks(digits: ntkfl.
     assert len(run.history[0]["clients"]) == clients - 3
     with pytest.raises(ConfigError, match="clients_per_round must be from 1 to all"):
         ntkfl.train(net(64, 4, 10), digits, FedAvg(), clients_per_round=clients + 1, hold_out=3)
+
+
+def test_features_of_unlike_sizes_are_warned_of() -> None:
+    draws = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 3, generator=draws) * torch.tensor([1.0, 100.0, 0.0]), torch.arange(40) % 2
+    clients = [(x[:15], y[:15]), (x[15:30], y[15:30])]
+    for scale, warned in ((1.0, True), (0.01, False)):
+        scaled = [(x * torch.tensor([1.0, scale, 1.0]), y) for x, y in [*clients, (x[30:], y[30:])]]
+        lines: list[str] = []
+        data = ntkfl.data.from_clients(scaled[:2], test=scaled[2])
+        ntkfl.train(net(3, 2), data, QUICK, rounds=1, callbacks=[SimpleNamespace(on_start=lines.append)])
+        assert any("times as large as others: scale them" in line for line in lines) == warned

@@ -11,7 +11,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
 
-from ntkfl.errors import ConfigError
+from ntkfl.errors import ConfigError, TooFew
 from ntkfl.flower import Shuffler
 from ntkfl.flower.messages import content
 from ntkfl.methods import CPNTKFL, Method, Privacy, SumNTKFL
@@ -118,12 +118,12 @@ def test_a_shuffler_that_is_killed_in_a_round_is_waited_for(tmp_path: Path) -> N
         assert asked["times"] == 2
 
 
-def test_what_is_missing_is_said_in_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_missing_is_said_in_a_line(tmp_path: Path) -> None:
     context = Context(1, 1, {}, RecordDict(), {})
     with pytest.raises(ConfigError, match="ntkfl-folder"):
         Shuffler.from_config(context)
     with pytest.raises(ConfigError, match="no role's folder"):
         Shuffler(tmp_path)
-    with federation(tmp_path, CLIENTS + 1) as made:
-        assert not run(made, grid_of(made), 1).train_metrics_clientapp
-        assert "has 4 clients per round, and Flower sampled 3: start 4, and give" in caplog.text
+    few = "has 4 clients per round, and Flower sampled 3: connect 4, and give"
+    with federation(tmp_path, CLIENTS + 1) as made, pytest.raises(TooFew, match=few):
+        run(made, grid_of(made), 1)

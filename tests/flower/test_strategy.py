@@ -43,6 +43,11 @@ def questions(grid: LocalGrid) -> list[list[tuple[int, int]]]:
     return [[(Message.decode(payload_of(m)).round, note(m, "exchange", int)) for m in at[node]] for node in nodes]
 
 
+def test_a_strategy_that_asks_nobody_is_refused() -> None:
+    with pytest.raises(ConfigError, match="fraction_train=0 asks no node"):
+        Strategy(FedAvg(), perceptron(), fraction_train=0.0)
+
+
 def linear() -> nn.Module:
     torch.manual_seed(3)
     return nn.Linear(6, 3).double()

@@ -83,7 +83,7 @@ class CanaryFinding:
         return asdict(self) | {"shown": self.shown, "holds": self.holds}
 
     def __str__(self) -> str:
-        verdict = "the promise holds" if self.holds else "THE PROMISE IS BROKEN"
+        verdict = "the promise is not refuted" if self.holds else "THE PROMISE IS BROKEN"
         return (
             f"promised ε = {self.promised:.2f} (simulated) at δ = {self.delta:g} for a record over "
             f"{plural(self.rounds, 'round')}; an attacker showed at least {self.shown:.2f} at {CONFIDENCE:.0%} "

@@ -20,12 +20,12 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    help="Federated learning by neural tangent kernels. See VERB --help.",
+    help="Federated learning by neural tangent kernels. Help on a verb: ntkfl VERB --help.",
 )
 
 
 @app.callback(invoke_without_command=True)
-def top(version: bool = typer.Option(False, "--version", help="Print the version and leave.", is_eager=True)) -> None:
+def top(version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True)) -> None:
     if version:
         typer.echo(__version__)
         raise typer.Exit

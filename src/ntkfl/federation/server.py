@@ -33,8 +33,8 @@ from ntkfl.wire import Message
 
 OnRound = Callable[[Record, Record], None]
 ADVICE = (
-    "inputs should be near mean 0 and deviation 1 (ntkfl train --standardize); if they are, take shorter steps (lr, "
-    "local_steps, time, mu or kl, as the method has them)"
+    "inputs, and real-valued targets, should be near mean 0 and deviation 1 (ntkfl train --standardize scales inputs); "
+    "then take shorter steps: a smaller lr, time or kl, fewer local_steps or a larger mu, as the method has them"
 )
 
 

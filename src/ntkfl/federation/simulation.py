@@ -191,7 +191,9 @@ class Simulation:
                 'labels occur; give them as --set \'data.classes=["a", "b"]\' (in Python: from_file(…, classes=…))'
             )
         if method.loss == "ce" and data.classes is None:
-            raise ConfigError("loss 'ce' needs class labels, but the targets are real-valued: use loss 'mse'")
+            raise ConfigError(
+                "loss 'ce' needs class labels, but the targets are real-valued: use loss 'mse' (--set loss=mse)"
+            )
         self.model, self.all_data, self.data, self.method = model, data, clients, method
         self.privacy, self.robust, self.byzantine, self.repeatable = privacy, robust, byzantine, repeatable
         self.clients_per_round, self.seed, self.hold_out = cohort, seed, hold_out
@@ -349,6 +351,10 @@ class Simulation:
                 f"the network has batch normalisation, and {method.name} trains weights alone: running means and "
                 "variances stay as they are; use nn.GroupNorm, or a method whose clients train locally (fedavg)"
             )
+        if not (privacy.noisy or self.data.standardization) and (apart := _apart(self.data.rows.x)) > 30:
+            lines.append(
+                f"some features are {apart:.0f} times as large as others: scale them (ntkfl train --standardize)"
+            )
         drawn = records / len(self.data) * self.clients_per_round
         lines += noise_advice(method, self.task, drawn, self.clients_per_round, rounds)
         if (privacy.epsilon or 0) > 10:
@@ -415,6 +421,15 @@ def _sees(method: Method, privacy: Privacy) -> dict[str, str]:
         sealed = "sealed vectors and seeds of masks"
     shuffler = f"who takes part; {sealed}; the model"
     return {"aggregator": aggregator, "shuffler": shuffler, "key server": "who is enrolled", "others": "the model"}
+
+
+def _apart(x: torch.Tensor) -> float:
+    """How many times larger than the smallest the largest feature of a table x [N, d] is, by root mean squares; of
+    other inputs, and of columns that are zero, nothing.
+    """
+    sizes = x.square().mean(0).sqrt() if x.ndim == 2 and x.is_floating_point() else x.new_ones(1, dtype=torch.float32)
+    sizes = sizes[sizes > 0]
+    return float(sizes.max() / sizes.min()) if len(sizes) else 1.0
 
 
 def _tell(callbacks: Sequence[object], what: str, *about: object) -> None:

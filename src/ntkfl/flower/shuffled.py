@@ -141,8 +141,8 @@ class FlowerShuffler(ShuffledTransport):
         nodes, agreed = super().available(), self.peers.round.clients
         if len(nodes) != agreed:
             raise TooFew(
-                f"federation.toml has {agreed} clients per round, and Flower sampled {len(nodes)}: start {agreed}, "
-                f"and give Strategy(…, fraction_train=0.0, min_train_nodes={agreed}, min_available_nodes={agreed})"
+                f"federation.toml has {agreed} clients per round, and Flower sampled {len(nodes)}: connect {agreed}, "
+                f"and give Strategy(…, min_train_nodes={agreed}, min_available_nodes={agreed})"
             )
         return nodes
 

@@ -74,6 +74,8 @@ class Strategy(FedAvg):
             raise ConfigError(
                 f"method must be an instance, with brackets: ntkfl.methods.SumNTKFL(), not {method!r:.80}"
             )
+        if not self.fraction_train:
+            raise ConfigError("fraction_train=0 asks no node in newer Flower: leave it out, and set min_train_nodes")
         if method.name in ("centralized", "data-share"):
             raise ConfigError(f"{method.name} moves samples, as a baseline of simulations: ntkfl.train(…) runs it")
         if "train_metrics_aggr_fn" in fedavg:
@@ -103,7 +105,9 @@ class Strategy(FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Play `num_rounds` rounds, those of the checkpoint among them, as every Flower strategy does."""
+        """Play `num_rounds` rounds, those of the checkpoint among them, as every Flower strategy does; `TooFew` where
+        not one of them changed the model.
+        """
         try:
             self.model.load_state_dict(initial_arrays.to_torch_state_dict())
         except RuntimeError as error:
@@ -111,6 +115,7 @@ class Strategy(FedAvg):
             raise ModelError(f"initial_arrays does not fit the model: {reason:.200}") from None
         self._grid, self._timeout, self._rounds, self._done = grid, timeout, num_rounds, 0
         self._server, self._origin, arrays = None, secrets.token_hex(8), initial_arrays
+        self._changed, self._lost = False, ""  # whether any round did, and why the last one did not
         with self.folder.locked() if self.folder else nullcontext():
             if self.folder and self.folder.holds_run:
                 settings = self.folder.config()
@@ -126,6 +131,8 @@ class Strategy(FedAvg):
 
             configs = (train_config, evaluate_config, evaluate)
             result = super().start(grid, arrays, num_rounds, timeout, *configs)  # type: ignore[arg-type]
+            if self._lost and not self._changed:
+                raise TooFew(f"no round changed the model; the last: {self._lost}")
             if self.folder and self._server:
                 self.folder.save_model(self._server.state.trained(self.model).state_dict())
         result.arrays = result.arrays or arrays
@@ -159,8 +166,10 @@ class Strategy(FedAvg):
                 record, timing = server.play(server_round)
         except (TooFew, NumericalError) as error:
             advice = f"; {ADVICE}" if isinstance(error, NumericalError | Diverged) else ""
-            log.warning("round %d changed nothing: %s%s", server_round, error, advice)
+            self._lost = f"{error}{advice}"
+            log.warning("round %d changed nothing: %s", server_round, self._lost)
             return None, None
+        self._changed = True
         for line in remarks(record):
             log.warning("round %d: %s", server_round, line)
         if self.folder:

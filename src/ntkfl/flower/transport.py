@@ -98,8 +98,11 @@ class FlowerTransport(Transport):
 
 
 def fail(node: int, reason: str, traffic: Traffic) -> None:
-    """Note a node that gave nothing of use. The reason may be the client's: one line, printable, not too long."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in reason).split())[-_LONGEST:]
+    """Note a node that gave nothing of use. The reason may be the client's: one line, printable, not too long; of a
+    traceback in Flower's simulation, the message.
+    """
+    text = reason.rpartition("Message: ")[2]
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())[-_LONGEST:]
     traffic.failed[str(node)] = line
     log.warning("node %d: %s", node, line)
 
