@@ -343,7 +343,7 @@ def findings() -> str:
         "than FedAvg, where it says an order of magnitude ([claim by claim](paper.md#verdicts)).",
         "**Noise hides, sparsifying and shuffling do not.** Pictures are read off shuffled, sparse rows with an SSIM "
         f"of {ssim:.2f}, where inputs are not projected ([audit](audit.md)). With differential privacy at "
-        "ε = 1 per record and all 300 clients in every round, {end(noisy)} % remain "
+        f"ε = 1 per record and all 300 clients in every round, {end(noisy)} % remain "
         f"after {noisy['length']} rounds ([privacy](privacy.md#what-it-costs)).",
     ]
     return "".join(f"{i}. {line}\n" for i, line in enumerate(lines, start=1))

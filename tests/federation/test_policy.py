@@ -625,4 +625,4 @@ def test_what_is_shown_to_a_data_protection_officer(tmp_path: Path) -> None:
     assert all(len(line) <= 80 for line in lines)
     assert any(line.split()[-5:] == ["47114711471147114", "private-sums", "1", "3", "0.02"] for line in lines)
     assert any(line.split()[-5:] == ["4712", "sum-ntk-fl", "1", "none", "0.02"] for line in lines)
-    assert lines[-1] == "ε of one record within 365 days: 3 of 6; 3 are left"
+    assert lines[-2] == "ε of one record within 365 days: 3 of 6; 3 are left"

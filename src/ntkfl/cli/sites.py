@@ -139,9 +139,8 @@ def show_policy(path: File = Path("policy.toml")) -> None:
         left = (
             f" of {year:g}; {max(0.0, year - spent):.3g} are left" if allowed.privacy else "; the policy sets no limit"
         )
-        typer.echo(
-            f"ε of one record within 365 days: {spent:.3g}{left} (runs without noise have no ε, and are not counted)"
-        )
+        typer.echo(f"ε of one record within 365 days: {spent:.3g}{left}")
+        typer.echo("runs without noise have no ε, and are not counted")
 
 
 @serve.command("key-server")
