@@ -96,7 +96,7 @@ def test_a_client_that_fails_costs_the_round_and_the_run_goes_on(
         grid.apps[20] = sometimes  # type: ignore[assignment]
         assert list(run(made, grid, 3).train_metrics_clientapp) == [1, 3]
         assert "a receipt that the shuffler did not sign" in caplog.text
-        assert "2 clients have sent rows; release needs at least 3" in caplog.text
+        assert "clients that have sent rows: 2; release needs at least 3" in caplog.text
 
 
 def test_a_shuffler_that_is_killed_in_a_round_is_waited_for(tmp_path: Path) -> None:

@@ -273,7 +273,9 @@ def latex(comparison: Comparison, rows: Sequence[Row]) -> str:
     headings, *body = (" & ".join(map(_tex, cells)) + r" \\" for cells in (table, *zip(*table.values(), strict=True)))
     lines = "\n".join(body)
     return rf"""\begin{{table}}
+\centering
 \caption{{{_tex(title(comparison))}.}}
+\label{{tab:{comparison.name}}}
 \begin{{tabular}}{{l{"r" * (len(table) - 1)}}}
 \toprule
 {headings}

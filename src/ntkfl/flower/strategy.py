@@ -37,7 +37,7 @@ from ntkfl.version import __version__
 
 log = logging.getLogger("flwr")
 _KNOWN = {"round", "asked", "answered"}  # of a record, and no news to who has its metrics
-_MEMORY = "What clients kept between rounds goes on within one run of Flower alone."
+_MEMORY = "What clients keep between rounds is lost when a run of Flower ends."
 _ASKED, _LARGEST_INPUT = 5, 1 << 28  # clients that tell what a sample looks like; numbers in one
 Shape = tuple[tuple[int, ...], bool, bool]  # of one input; whether inputs are tokens, and targets real numbers
 
@@ -54,7 +54,7 @@ class Strategy(FedAvg):
     dict, and `result.train_metrics_clientapp` has each round's training loss, bytes and diagnostics.
 
     With `checkpoint`, a folder, the run is kept there after every round, and the same call goes on from it: rounds that
-    are done are not played again. (What clients keep between rounds, as SCAFFOLD's do, ends with Flower's run.)
+    are done are not repeated. (What clients keep between rounds, as SCAFFOLD's do, ends with Flower's run.)
     `through` is a shuffler, for methods that need one.
     """
 
@@ -124,7 +124,7 @@ class Strategy(FedAvg):
                 self._origin, shape = settings["origin"], settings["shape"]
                 self._server = self._make(tuple(shape["inputs"]), shape["tokens"], shape["real"])
                 self._done, arrays = self.folder.load_checkpoint()[0], self.arrays()
-                log.info("%s holds %d rounds: they are not played again. %s", self.folder.path, self._done, _MEMORY)
+                log.info("%s holds %d rounds: they are not repeated. %s", self.folder.path, self._done, _MEMORY)
 
             def evaluate(round: int, found: ArrayRecord) -> MetricRecord | None:
                 return evaluate_fn(round, found) if evaluate_fn and round >= self._done else None

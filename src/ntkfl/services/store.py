@@ -225,7 +225,7 @@ class BatchStore:
                 if key.exchange:  # revoked ones too: the others' rows alone would point at theirs
                     needed = max(needed, len(_answers(db)))
                 if sent < needed:
-                    raise Refused("not-ready", f"{sent} clients have sent rows; release needs at least {needed}")
+                    raise Refused("not-ready", f"clients that have sent rows: {sent}; release needs at least {needed}")
                 self._permute(db, state, batch)
             masks, *rows = (row for (row,) in db.execute("SELECT row FROM released ORDER BY position"))
             return Released(state.announced(key), rows, masks)
