@@ -221,10 +221,7 @@ STUDIES = (
     ("a CNN", "silos/cnn", "sums", 0.85),
     ("μ = 4", "sums/ablations", "μ = 4", 0.85),
     ("μ = 32", "sums/ablations", "μ = 32", 0.85),
-    ("without δ", "sums/ablations", "δ = 0", 0.85),
-    ("t to the end", "sums/ablations", "to the end of the flow", 0.85),
     ("weights not averaged", "sums/ablations", "no average", 0.85),
-    ("labels not smoothed", "sums/ablations", "plain labels", 0.85),
     ("MNIST", "sums/mnist", "sums", 0.95),
     ("MNIST, rows", "sums/mnist", "rows (NTK-FL)", 0.95),
     ("MNIST, FedAdam", "sums/mnist", "FedAdam, averaged", 0.95),
@@ -427,7 +424,8 @@ def costs() -> str:
 
 def memory() -> str:
     """A server's update by the samples of a round: seconds, and memory beside the data."""
-    rows = [row for row in read("bench/cpu.json")["rows"] if row["suite"] == "memory"]
+    shown = ("N = 1,000", "N = 4,000", "N = 100,000")
+    rows = [row for row in read("bench/cpu.json")["rows"] if row["what"] in shown]
     lines = [[r["what"].removeprefix("N = "), seconds_text(r["seconds"]), _gigabytes(r["note"])] for r in rows]
     return table(["samples of a round", "2 cores, time", "2 cores, memory"], lines)
 
