@@ -491,7 +491,8 @@ def jacobians() -> str:
         name, _, task = network.partition(", ")
         ours = of.pop("ntkfl")
         best = min(of, key=lambda library: of[library]["seconds"])
-        apart = [f"{of[best]['ratio']:.2g}", f"{of[best]['details']['memory_ratio']:.2g}"]
+        times = of[best]["ratio"]
+        apart = [f"{times:.0f}" if times >= 100 else f"{times:.2g}", f"{of[best]['details']['memory_ratio']:.2g}"]
         lines.append([task or "kernel", name, seconds_text(ours["seconds"]), best, *apart])
     return table(["task", "network", "ours", "fastest other", "its time to ours", "its peak to ours"], lines)
 

@@ -1,4 +1,4 @@
-"""A device that is not there is one clear line, whoever asks for it; of `train`: `tests/cli/test_mistakes.py`."""
+"""A missing device is a one-line error in every command; `train` has it in `tests/cli/test_mistakes.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The version, and the commit where there is one, in one place."""
+"""The version of the package, and the git commit of the checkout that it runs from."""
 
 import subprocess
 from pathlib import Path

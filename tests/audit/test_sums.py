@@ -25,7 +25,7 @@ from ntkfl.federation.config import build_model, load_data
 from ntkfl.methods import ClientRound
 from ntkfl.privacy.randomness import Randomness
 from ntkfl.tangent.losses import per_sample
-from ntkfl.tangent.parameters import call_with, flatten, unflatten
+from ntkfl.tangent.parameters import flatten, unflatten, with_values
 from ntkfl.wire import Message
 from tests.audit.fixtures import config
 
@@ -102,7 +102,7 @@ def pooled(heard: Capture) -> Tensor:
     """The gradient [d] of the cohort's summed training loss, by autograd."""
     x, y = heard.members
     w = heard.weights.clone().requires_grad_()
-    outputs = call_with(heard.task.model, unflatten(heard.task.model, w), x)
+    outputs = with_values(heard.task.model, unflatten(heard.task.model, w))(x)
     (gradient,) = torch.autograd.grad(per_sample(heard.task.loss, outputs, heard.task.training_targets(y)).sum(), w)
     return gradient.double()
 

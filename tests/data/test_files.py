@@ -350,7 +350,7 @@ def test_names_of_datasets() -> None:
 def test_many_whole_numbers_are_asked_about(tmp_path: Path) -> None:
     """Prices would otherwise train as so many classes, without a word."""
     path = written(tmp_path / "prices.csv", "size,label", [f"{i}.5,{100 + i % 80}" for i in range(400)])
-    with pytest.raises(DataError, match=r"80 different whole numbers: .*--targets real \(with --set loss=mse\)"):
+    with pytest.raises(DataError, match=r"80 different whole numbers: .*data.targets=real \(with --set loss=mse\)"):
         from_file(path)
     assert from_file(path, targets="real").classes is None
     assert from_file(path, targets="classes").classes == 180

@@ -63,6 +63,11 @@ SENTENCES: list[tuple[str, str, Callable[[], list[float]]]] = [
         lambda: [hits(TABLES.silo_rows("ten")["K-FAC FedAvg"], percent(TABLES.silo_rows("ten")["FedAvg"], 40) / 100)],
     ),
     (
+        "docs/methods.md",
+        r"without δ (\d\.\d) rounds, with t to the end or plain labels (\d\.\d)",
+        lambda: [hits(TABLES.rows_of("sums/ablations")[what], 0.85) for what in ("δ = 0", "plain labels")],
+    ),
+    (
         "docs/privacy.md",
         r"`sum-ntk-fl` has (\d\d\.\d) % after 20 rounds of 20 clients",
         lambda: [percent(TABLES.rows_of("headline")["NTK-FL from sums"], 20)],

@@ -43,6 +43,19 @@ def questions(grid: LocalGrid) -> list[list[tuple[int, int]]]:
     return [[(Message.decode(payload_of(m)).round, note(m, "exchange", int)) for m in at[node]] for node in nodes]
 
 
+def test_of_a_simulations_traceback_the_message_is_kept() -> None:
+    from ntkfl.federation.transport import Traffic
+    from ntkfl.flower.transport import fail
+
+    fail(
+        7,
+        "Exception ClientAppException\n  ^^^^^ File 'actor.py', line 65\nMessage: no such column",
+        traffic := Traffic(),
+    )
+    fail(8, "no answer", traffic)
+    assert traffic.failed == {"7": "no such column", "8": "no answer"}
+
+
 def test_a_strategy_that_asks_nobody_is_refused() -> None:
     with pytest.raises(ConfigError, match="fraction_train=0 asks no node"):
         Strategy(FedAvg(), perceptron(), fraction_train=0.0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ntkfl.methods import ClientRound, DataShare, FedAvg, Task
-from ntkfl.tangent.parameters import call_with, unflatten
+from ntkfl.tangent.parameters import unflatten, with_values
 from tests.methods.rounds import play, play_rounds, small_clients, small_task
 
 OPTIONS = {"lr": 0.3, "local_steps": 5, "batch_size": 8}
@@ -84,7 +84,7 @@ def test_it_can_begin_from_a_model_trained_on_what_is_shared() -> None:
     w, lr = task.like.clone(), 0.3
     for _ in range(4):
         w.requires_grad_()
-        loss = torch.nn.functional.cross_entropy(call_with(task.model, unflatten(task.model, w), x), y)
+        loss = torch.nn.functional.cross_entropy(with_values(task.model, unflatten(task.model, w))(x), y)
         w = (w - lr * torch.autograd.grad(loss, w)[0]).detach()
     warm = DataShare(lr=lr, batch_size=100, warm_steps=4).start(task, task.like)
     torch.testing.assert_close(warm["weights"], w, atol=1e-9, rtol=0)

@@ -13,7 +13,7 @@ import ntkfl
 from ntkfl.errors import ConfigError
 from ntkfl.methods import NTKFL, ClientRound, Task
 from ntkfl.privacy.randomness import Randomness
-from ntkfl.tangent.parameters import call_with, unflatten
+from ntkfl.tangent.parameters import unflatten, with_values
 from tests.methods.rounds import DIMENSIONS, Whole, play, small_clients, small_task
 
 
@@ -32,7 +32,7 @@ def linear_flow(task: Task, x: Tensor, Y: Tensor, lr: float, t: float, kernel: s
     J is autograd's, [N, d2, d]. The paper's kernel H_ij = (1/d2) Σ_c J_ic·J_jc moves every output by itself.
     """
     w, (N, d2) = task.like, Y.shape
-    J = torch.func.jacrev(lambda v: call_with(task.model, unflatten(task.model, v), x))(w)
+    J = torch.func.jacrev(lambda v: with_values(task.model, unflatten(task.model, v))(x))(w)
     if kernel == "full":
         theta = J.reshape(N * d2, -1) @ J.reshape(N * d2, -1).T
     else:
@@ -84,7 +84,7 @@ def test_the_papers_own_round_is_the_sum_in_its_authors_code() -> None:
     _, log = play(method, task, clients)
     x, y = torch.cat([client.x for client in clients]), torch.cat([client.y for client in clients])
     Y = nn.functional.one_hot(y, DIMENSIONS[1]).double()
-    J = torch.func.jacrev(lambda v: call_with(task.model, unflatten(task.model, v), x))(task.like)
+    J = torch.func.jacrev(lambda v: with_values(task.model, unflatten(task.model, v))(x))(task.like)
     H = torch.einsum("icd,jcd->ij", J, J) / DIMENSIONS[1] * (lr / len(x))
     f, R, h, by_hand = task.predict(task.like, x), torch.zeros_like(Y), 1 / 200, []
     for u in range(9):

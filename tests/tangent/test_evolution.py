@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import ntkfl
 from ntkfl.tangent.losses import per_sample, targets
-from ntkfl.tangent.parameters import call_with, flatten, load_flat, unflatten
+from ntkfl.tangent.parameters import flatten, load_flat, unflatten, with_values
 from tests.tangent.evolutions import STEPS, classical, problem, rk4
 from tests.tangent.networks import build, mlp
 
@@ -105,13 +105,13 @@ class TestLinearModel:
 
         def velocity(w: Tensor) -> Tensor:
             w = w.detach().requires_grad_()
-            (g,) = torch.autograd.grad(per_sample(loss, call_with(model, unflatten(model, w), x), Y).mean(), w)
+            (g,) = torch.autograd.grad(per_sample(loss, with_values(model, unflatten(model, w))(x), Y).mean(), w)
             return -lr * g
 
         w = classical(velocity, w0, t, 400)
         e = ntkfl.evolve(ntkfl.jacobian(model, x), model(x).detach(), y, lr=lr, steps=[t], loss=loss, kernel=kernel)
         assert (w0 + e.delta(0) - w).norm() < 1e-3 * (w - w0).norm()
-        assert (e.outputs[0] - call_with(model, unflatten(model, w), x)).norm() < 1e-3 * (
+        assert (e.outputs[0] - with_values(model, unflatten(model, w))(x)).norm() < 1e-3 * (
             e.outputs[0] - model(x)
         ).norm()
 

@@ -12,7 +12,7 @@ import ntkfl
 from ntkfl.errors import ConfigError, ModelError
 from ntkfl.privacy.sparsify import sparsify
 from ntkfl.tangent.jacobian import Jacobian
-from ntkfl.tangent.parameters import call_with, evaluating, flatten, trainable, unflatten
+from ntkfl.tangent.parameters import evaluating, flatten, trainable, unflatten, with_values
 from tests.tangent.networks import Tied, Twice, build, mlp
 
 EXACT = 1e-10
@@ -44,7 +44,7 @@ def test_vjp_of_the_residual_is_minus_the_gradient(loss: str) -> None:
     model, x = build("relu")
     y = torch.tensor([0, 1, 2, 2, 1, 0, 1])
     w = flatten(model).requires_grad_()
-    f = call_with(model, unflatten(model, w), x)
+    f = with_values(model, unflatten(model, w))(x)
     Y = torch.nn.functional.one_hot(y, 3).double()
     L = torch.nn.functional.cross_entropy(f, y) if loss == "ce" else 0.5 * ((f - Y) ** 2).mean()
     (gradient,) = torch.autograd.grad(L, w)

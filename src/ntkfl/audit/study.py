@@ -76,7 +76,7 @@ def verdicts(capture: Capture, findings: Sequence[Finding]) -> dict[str, str]:
         lines[role] = f"learns {besides}{'; '.join(parts)}." if parts else _without_attack(role, capture)
         members = [f.attack for f in findings if f.role == role and f.recovers == "who was trained on"]
         if members and not capture.reply.sampled and all("by loss" in attack for attack in members):
-            lines[role] += " Members were told by losses alone: attacks on sums need a linear first layer."
+            lines[role] += " Membership was attacked by losses alone: attacks on sums need a linear first layer."
     return lines
 
 

@@ -106,8 +106,8 @@ def from_file(
         raise DataError(f"{path}: targets are whole numbers: say whether they are real or classes (--targets real)")
     if targets is None and not names and y.dtype.kind != "f" and len(np.unique(y)) > max(_MANY, len(y) // 20):
         raise DataError(
-            f"{path}: the labels are {len(np.unique(y)):,} different whole numbers: say what they are, --targets real "
-            "(with --set loss=mse) or --targets classes"
+            f"{path}: the labels are {len(np.unique(y)):,} different whole numbers: say what they are by "
+            "--set data.targets=real (with --set loss=mse) or --set data.targets=classes"
         )
     if real and names:
         raise DataError(f"{path}: labels are classes, such as {names[0][:40]!r}, and not real targets")

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ntkfl.errors import ConfigError, RunFolderError, unknown
 from ntkfl.federation.run_folder import Record, RunFolder, called, names_in
+from ntkfl.federation.transport import FORGOTTEN
 from ntkfl.methods import SumRidge
-from ntkfl.methods.sums.sum_ridge import COLUMNS, FORGOTTEN, PENALTY, SHARE, shares_of
+from ntkfl.methods.sums.sum_ridge import COLUMNS, PENALTY, SHARE, shares_of
 from ntkfl.tangent.ridge import total
 
 RECORDS = "forgotten.jsonl"
@@ -62,7 +63,7 @@ def forget(path: Path | str, who: int | str) -> Record:
             "state/weights": flat,
             "averaged": flat.clone(),
             f"state/{PENALTY}": torch.tensor(penalty, dtype=torch.float64),
-            f"state/{FORGOTTEN}": torch.cat([state[FORGOTTEN], torch.tensor([client])]),
+            FORGOTTEN: torch.tensor([*tensors.get(FORGOTTEN, ()), client]),
         }
         folder.save_checkpoint(done, kept)
         record: Record = {

@@ -17,11 +17,14 @@ import torch
 
 from ntkfl.data import Federated
 from ntkfl.errors import ConfigError
-from ntkfl.federation.client import Answer, Batch, Client, FeatureCache, equal_rows, from_system, honest, seeded
+from ntkfl.federation.client import Answer, Batch, Client, FeatureCache, from_system, honest, seeded
 from ntkfl.methods import Method, State, Task
 from ntkfl.methods.base import Outgoing
 from ntkfl.privacy.projection import RunSecret
+from ntkfl.privacy.subsample import equal_rows
 from ntkfl.wire import Message
+
+FORGOTTEN = "forgotten"  # of a checkpoint: clients that `forget` took out
 
 
 @dataclass
@@ -181,13 +184,14 @@ class LocalTransport(Transport):
         return cheated | ({"forgotten": self.forgotten} if self.forgotten else {})
 
     def checkpoint(self) -> State:
-        """What clients keep between rounds."""
+        """What clients keep between rounds, and who was forgotten."""
         kept = {number: client.memory for number, client in self._clients.items()}
-        return {f"client/{number}/{name}": t for number, memory in kept.items() for name, t in memory.items()}
+        memories = {f"client/{number}/{name}": t for number, memory in kept.items() for name, t in memory.items()}
+        return memories | ({FORGOTTEN: torch.tensor(self.forgotten)} if self.forgotten else {})
 
     def restore(self, tensors: State) -> None:
         """Give clients back what `checkpoint` took, and take in who was forgotten since."""
-        self.forgotten = tensors.get("state/forgotten", torch.empty(0)).tolist()
+        self.forgotten = [int(client) for client in tensors.get(FORGOTTEN, ())]
         for key, t in tensors.items():
             if key.startswith("client/"):
                 _, number, name = key.split("/", 2)

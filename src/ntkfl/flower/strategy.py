@@ -36,7 +36,6 @@ from ntkfl.tangent.parameters import eager, flatten, full_precision
 from ntkfl.version import __version__
 
 log = logging.getLogger("flwr")
-_KNOWN = {"round", "asked", "answered"}  # of a record, and no news to who has its metrics
 _MEMORY = "What clients keep between rounds is lost when a run of Flower ends."
 _ASKED, _LARGEST_INPUT = 5, 1 << 28  # clients that tell what a sample looks like; numbers in one
 Shape = tuple[tuple[int, ...], bool, bool]  # of one input; whether inputs are tokens, and targets real numbers
@@ -156,6 +155,7 @@ class Strategy(FedAvg):
         on.
         """
         if not self._nodes:
+            self._lost = "" if server_round <= self._done else "Flower sampled no node"
             return None, None
         try:
             with full_precision():
@@ -261,5 +261,5 @@ class Strategy(FedAvg):
 
 def metrics(record: Record) -> MetricRecord:
     """A round's record as Flower's metrics: its numbers, how many clients were asked, and how many failed."""
-    numbers = {name: value for name, value in record.items() if type(value) in (int, float) and name not in _KNOWN}
+    numbers = {name: value for name, value in record.items() if type(value) in (int, float) and name != "round"}
     return MetricRecord({**numbers, "clients": len(record["clients"]), "failures": len(record.get("failed", ()))})

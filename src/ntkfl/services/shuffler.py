@@ -159,7 +159,7 @@ def shuffler_app(runs: Runs, peers: Peers, signer: SigningKey) -> Starlette:
             await run_in_threadpool(store.discard, key)
             return JSONResponse({"status": "deleted"})
         found = await run_in_threadpool(store.release, key)
-        _logger.info("round %d, exchange %d: released %d rows", key.round, key.exchange, len(found.rows))
+        _logger.info("round %d, exchange %d: released %d rows", *key, len(found.rows))
         return Response(found.masks + await run_in_threadpool(pack_rows, found.announced, found.rows))
 
     run = "/v1/runs/{run}"

@@ -34,11 +34,6 @@ def column_slices(parameters: Mapping[str, Tensor]) -> dict[str, slice]:
     return slices
 
 
-def call_with(model: nn.Module, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The model's output for x with these in place of its parameters of those names."""
-    return with_values(model, values)(x)
-
-
 def with_values(model: nn.Module, values: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor]:
     """The model with these in place of its parameters of those names, as a function of inputs.
 

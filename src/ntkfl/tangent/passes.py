@@ -21,7 +21,7 @@ from ntkfl.errors import ModelError
 from ntkfl.tangent.blocks import Block, DenseBlock, FactoredBlock, Tape, Tensors, Use, Uses
 from ntkfl.tangent.jacobian import Jacobian
 from ntkfl.tangent.layers import LAYERS
-from ntkfl.tangent.parameters import call_with, column_slices, trainable
+from ntkfl.tangent.parameters import column_slices, trainable, with_values
 
 Values = Mapping[str, Tensor]  # tensors by parameter name
 
@@ -117,7 +117,7 @@ def trace(own: Pass, known: Mapping[str, nn.Module], recorded: Iterable[str], li
     leaves = own.values if live else {name: value.detach().requires_grad_() for name, value in own.values.items()}
     names, uses = {id(leaf): name for name, leaf in leaves.items()}, Uses()
     with substituted(known, {name: Tape(name, names, uses, live) for name in recorded}), torch.enable_grad():
-        f = call_with(own.model, leaves, own.x)
+        f = with_values(own.model, leaves)(own.x)
     if not f.requires_grad:
         raise ModelError("the model's output depends on none of its trainable parameters")
     return Trace(uses, leaves, f)
@@ -260,7 +260,7 @@ def dense_block(own: Pass, names: Sequence[str]) -> DenseBlock:
     slices = column_slices(own.values)
 
     def output(chosen: Values, sample: Tensor, S: Tensor) -> Tensor:
-        f = call_with(own.model, {**own.values, **chosen}, sample.unsqueeze(0)).squeeze(0)
+        f = with_values(own.model, {**own.values, **chosen})(sample.unsqueeze(0)).squeeze(0)
         return f if own.contract is None else S @ f
 
     def block(derivatives: Values) -> DenseBlock:
@@ -295,7 +295,7 @@ def agrees_with_autograd(own: Pass, vjp: Callable[[Tensor], Tensor]) -> bool:
     """
     leaves = {name: value.detach().clone().requires_grad_() for name, value in own.values.items()}
     with torch.enable_grad():
-        f = own.contracted(call_with(own.model, leaves, own.x))
+        f = own.contracted(with_values(own.model, leaves)(own.x))
         R = torch.randn(f.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(f)
         gradients = torch.autograd.grad((f * R).sum(), [*leaves.values()], materialize_grads=True)
     plain = torch.cat([g.to_dense().reshape(-1) for g in gradients])

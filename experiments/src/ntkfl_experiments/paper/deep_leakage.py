@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 from ntkfl.tangent.build import plan_jacobian
-from ntkfl.tangent.parameters import call_with, evaluating, trainable
+from ntkfl.tangent.parameters import evaluating, trainable, with_values
 from ntkfl.tangent.passes import substituted
 
 Parameters = dict[str, Tensor]
@@ -46,7 +46,7 @@ def match_jacobian(model: nn.Module, shape: Sequence[int], J: Tensor, match: str
     compared = J.ne(0) if match == "sent" else torch.ones_like(J, dtype=torch.bool)
 
     def outputs(p: Parameters, sample: Tensor) -> Tensor:
-        return call_with(model, p, sample.unsqueeze(0)).squeeze(0)
+        return with_values(model, p)(sample.unsqueeze(0)).squeeze(0)
 
     each = vmap(jacrev(outputs), in_dims=(None, 0))
 

@@ -33,7 +33,7 @@ from ntkfl.tangent.sums import Factor
 from ntkfl.wire.message import Message
 
 GRAM, CROSS, SQUARES, FRESH, TAG = "gram", "cross", "squares", "fresh", "tag"
-SHARE, FORGOTTEN, PENALTY, COLUMNS = "share/", "forgotten", "penalty", "columns"
+SHARE, PENALTY, COLUMNS = "share/", "penalty", "columns"
 _SENT, _TOTAL = "sent/", "total/"
 FOLDS = 5  # groups of clients left out in turn to choose λ; with fewer clients each of them
 SLACK = 0.05  # the smallest λ is taken whose left-out error is within this part of the best
@@ -100,14 +100,14 @@ class SumRidge(Method):
     # -- The server --------------------------------------------------------------------------------------------------
 
     def start(self, task: Task, weights: Tensor) -> State:
-        """With `keep_shares` also the layer's columns, and the clients that were forgotten."""
+        """With `keep_shares` also the layer's columns."""
         if not self.keep_shares:
             return super().start(task, weights)
         if task.privacy.shuffle:
             raise ConfigError("behind a shuffler the server cannot tell whose sums came: leave keep_shares out")
         layer = last_layer(task.model, task.outputs)
         columns = torch.tensor([layer.weight.start, layer.weight.stop, layer.bias.start, layer.bias.stop])
-        return super().start(task, weights) | {FORGOTTEN: torch.zeros(0, dtype=torch.int64), COLUMNS: columns}
+        return super().start(task, weights) | {COLUMNS: columns}
 
     def round(self, task: Task, state: State, round: int, cohort: Sequence[int]) -> Round:
         """Totals of all clients seen so far (or the shares that are kept), and the layer that they solve for."""
@@ -120,8 +120,7 @@ class SumRidge(Method):
             for reply in replies:
                 if reply.tag not in clients:
                     raise MessageError("sums that carry a number which no client of the round was given")
-                if clients[reply.tag] not in state[FORGOTTEN].tolist():  # those are not counted again
-                    kept |= {f"{SHARE}{clients[reply.tag]}/{name}": reply.take(name) for name in _shapes(task)}
+                kept |= {f"{SHARE}{clients[reply.tag]}/{name}": reply.take(name) for name in _shapes(task)}
             parts = _dealt((read_sums(kept, f"{SHARE}{client}/") for client in _clients(kept)), FOLDS)
             whole = total(parts)
         else:

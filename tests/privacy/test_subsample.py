@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntkfl.federation.client import equal_rows, subsample
+from ntkfl.privacy.subsample import equal_rows, subsample
 
 
 @given(st.integers(1, 500), st.floats(1e-6, 1.0, exclude_min=True), st.integers(0, 10))
